@@ -1,0 +1,1 @@
+//! The compute contract of Thalweg and its CPU reference

@@ -1,0 +1,1 @@
+//! Eviction policies and a residency table for batches that must be resident together

@@ -1,0 +1,1 @@
+//! GGUF files: metadata, tensor directory, splits, writer

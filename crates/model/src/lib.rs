@@ -1,0 +1,1 @@
+//! Model architectures: configuration from metadata, weight binding, layer forward

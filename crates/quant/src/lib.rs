@@ -1,0 +1,1 @@
+//! Block formats of ggml: layout, decode, quantize

@@ -1,0 +1,1 @@
+//! Engine and Session: prefill and decode over streamed experts within one memory budget

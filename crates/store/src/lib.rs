@@ -1,0 +1,1 @@
+//! Expert slots and table rows read from disk into bounded memory

@@ -1,0 +1,1 @@
+//! Small models and goldens for the workspace's own tests.

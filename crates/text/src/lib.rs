@@ -1,0 +1,1 @@
+//! Tokenizer, streaming detokenizer and chat templates, built from GGUF metadata

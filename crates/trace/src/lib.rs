@@ -1,0 +1,1 @@
+//! Routing-trace files: which experts a model chose, token by token

@@ -1,0 +1,2 @@
+//! golden
+fn main() {}

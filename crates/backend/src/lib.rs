@@ -1,1 +1,17 @@
-//! The compute contract of Thalweg and its CPU reference
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+mod contract;
+mod cpu;
+mod error;
+mod routing;
+mod view;
+
+pub use contract::{
+    AttentionCache, AttentionInput, AttentionShape, Backend, ConvShape, DeltaInput, DeltaShape, ExpertJob,
+    HeadLayout, IndexerInput, MoeShape, NormShape, Rope, StreamShape,
+};
+pub use cpu::{CpuBackend, CpuBuffer, CpuMatrix, CpuOptions};
+pub use error::{Error, Result};
+pub use routing::Routing;
+pub use view::{ExpertView, MatData, MatView};

@@ -1,1 +1,19 @@
-//! Model architectures: configuration from metadata, weight binding, layer forward
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+pub mod arch;
+mod blocks;
+mod config;
+mod error;
+mod ngram;
+mod spec;
+mod state;
+mod weights;
+mod workspace;
+
+pub use arch::{Architecture, bind};
+pub use error::{Error, Problem, Result};
+pub use ngram::NgramHash;
+pub use spec::{ExpertPart, ExpertSpec, ModelSpec, RowSpec};
+pub use state::{AttentionState, LayerState, RecurrentState, SequenceState, Staging};
+pub use workspace::{Workspace, WorkspaceShape};

@@ -1,1 +1,18 @@
-//! The face.
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+mod error;
+mod generate;
+mod text;
+
+pub use error::{Error, Result};
+pub use generate::{Event, Finish, GenerateOptions, Reply, generate};
+pub use text::Text;
+pub use thalweg_backend::{Backend, CpuBackend, CpuOptions};
+pub use thalweg_cache::PolicyKind;
+pub use thalweg_gguf::Gguf;
+pub use thalweg_runtime::sample::SamplerOptions;
+pub use thalweg_runtime::{
+    Engine, EngineOptions, MemoryPlan, Observer, Routing, Session, Silent, Stats, parse_bytes,
+};
+pub use thalweg_text::{Message, RenderOptions, SpecialTokens, Tokenizer};

@@ -1,2 +1,151 @@
-//! bench
-fn main() {}
+//! Prefill and decode speed of a model.
+
+use std::ops::ControlFlow;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use clap::Parser;
+use serde_json::json;
+use thalweg::{Engine, Observer, Session};
+use thalweg_examples_common::{ModelArgs, PrefillBar, stats_json};
+
+/// Measure prefill and decode.
+///
+/// Each repetition starts a fresh sequence: PROMPT tokens are taken in at once, then TOKENS single
+/// steps follow. Times cover the steps alone: not opening the model, not choosing tokens. The
+/// arena stays filled from one repetition to the next, so the first is the cold one.
+#[derive(Debug, Parser)]
+struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// Tokens of the prompt
+    #[arg(short = 'p', long = "prompt", value_name = "TOKENS", default_value_t = 512)]
+    prompt_tokens: usize,
+
+    /// Decode steps
+    #[arg(short = 'n', long = "tokens", value_name = "TOKENS", default_value_t = 64)]
+    decode_steps: usize,
+
+    /// Repetitions
+    #[arg(short = 'r', long = "repetitions", value_name = "N", default_value_t = 5)]
+    repetitions: usize,
+
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("error: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<()> {
+    ensure!(args.prompt_tokens > 0, "-p must be at least 1");
+    ensure!(args.repetitions > 0, "-r must be at least 1");
+    let start = Instant::now();
+    let file = args.model.file()?;
+    let path = file.path(0).to_owned();
+    let mut engine = args.model.engine(file, args.prompt_tokens + args.decode_steps)?;
+    let mut session = engine.session()?;
+    let open_ms = start.elapsed().as_secs_f64() * 1e3;
+
+    let mut rounds = Vec::with_capacity(args.repetitions);
+    for round in 0..args.repetitions {
+        rounds.push(repeat(&mut engine, &mut session, args, round)?);
+    }
+    let prefill = column(&rounds, |r| r.0);
+    let decode = column(&rounds, |r| r.1);
+    let stats = engine.stats();
+    if args.json {
+        let value = json!({
+            "model": path,
+            "backend": "cpu",
+            "threads": engine.backend().n_threads(),
+            "prompt_tokens": args.prompt_tokens,
+            "decode_steps": args.decode_steps,
+            "open_ms": open_ms,
+            "prefill_tokens_per_s": summary_json(&prefill),
+            "decode_tokens_per_s": summary_json(&decode),
+            "all_repetitions": stats_json(&stats, engine.plan()),
+        });
+        println!("{value}");
+        return Ok(());
+    }
+    println!("{}, {} threads, opened in {open_ms:.0} ms", path.display(), engine.backend().n_threads());
+    println!("{:<12} {:>10} {:>10} {:>10}   tokens/s", "", "median", "min", "max");
+    row(&format!("prefill {}", args.prompt_tokens), &prefill);
+    row(&format!("decode {}", args.decode_steps), &decode);
+    if let Some(rate) = stats.hit_rate() {
+        println!("hit rate {:.2} % over all repetitions", 100.0 * rate);
+    }
+    Ok(())
+}
+
+/// One repetition: prefill and decode rates in tokens/s (`None` without steps).
+fn repeat(
+    engine: &mut Engine,
+    session: &mut Session,
+    args: &Args,
+    round: usize,
+) -> Result<(Option<f64>, Option<f64>)> {
+    engine.reset(session)?;
+    let before = engine.stats();
+    // Ids spread over the vocabulary, so that routes spread over experts.
+    let n_vocab = engine.spec().n_vocab as u64;
+    let id = |i: usize| ((i as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20) % n_vocab;
+    let token = |i: usize| u32::try_from(id(i)).unwrap_or(0);
+    let prompt: Vec<u32> = (0..args.prompt_tokens).map(token).collect();
+    let mut bar = Bar(PrefillBar::new("measuring"), round);
+    engine.prefill(session, &prompt, &mut bar)?;
+    for i in 0..args.decode_steps {
+        engine.decode(session, token(args.prompt_tokens + i))?;
+    }
+    let stats = engine.stats().since(&before);
+    Ok((stats.prefill_tokens_per_s(), stats.decode_tokens_per_s()))
+}
+
+/// Progress of a prefill; the first repetition's only, since drawing takes time.
+struct Bar(PrefillBar, usize);
+
+impl Observer for Bar {
+    fn on_progress(&mut self, done: usize, total: usize) -> ControlFlow<()> {
+        if self.1 == 0 {
+            self.0.update(done, total);
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+/// A column of the rounds, sorted.
+fn column<T>(rounds: &[T], of: impl Fn(&T) -> Option<f64>) -> Vec<f64> {
+    let mut values: Vec<f64> = rounds.iter().filter_map(of).collect();
+    values.sort_by(f64::total_cmp);
+    values
+}
+
+fn median(sorted: &[f64]) -> Option<f64> {
+    let mid = sorted.len() / 2;
+    match sorted.len() {
+        0 => None,
+        n if n % 2 == 1 => Some(sorted[mid]),
+        _ => Some(f64::midpoint(sorted[mid - 1], sorted[mid])),
+    }
+}
+
+fn summary_json(sorted: &[f64]) -> serde_json::Value {
+    json!({ "median": median(sorted), "min": sorted.first(), "max": sorted.last(), "rounds": sorted })
+}
+
+fn row(name: &str, sorted: &[f64]) {
+    let cell = |v: Option<f64>| v.map_or("n/a".to_owned(), |v| format!("{v:.1}"));
+    let (min, max) = (sorted.first().copied(), sorted.last().copied());
+    println!("{name:<12} {:>10} {:>10} {:>10}", cell(median(sorted)), cell(min), cell(max));
+}

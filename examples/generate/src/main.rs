@@ -1,2 +1,134 @@
-//! generate
-fn main() {}
+//! Prompt in, text out.
+
+use std::io::{ErrorKind, Write};
+use std::ops::ControlFlow;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Parser;
+use thalweg::{Event, Finish, GenerateOptions, Message, SamplerOptions, Text, generate};
+use thalweg_examples_common::{ModelArgs, PrefillBar, StatsFormat, print_stats};
+
+/// Generate a reply to a prompt.
+///
+/// Dense weights stay in memory, routed experts are read from the model file as they are needed,
+/// and everything together stays within --budget. The output is the same for every budget.
+#[derive(Debug, Parser)]
+#[command(after_help = "Examples:
+  generate \"What is the package libssl-dev?\"
+  generate --budget 24MiB --stats text \"What is the package curl?\"
+  generate --raw -n 16 \"The quick brown\"")]
+struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// Most tokens of the reply
+    #[arg(short = 'n', long = "tokens", value_name = "TOKENS", default_value_t = 128)]
+    max_tokens: usize,
+
+    /// Tokens of context [default: what the prompt and the reply need]
+    #[arg(long, value_name = "TOKENS")]
+    ctx: Option<usize>,
+
+    /// Temperature; 0 always takes the best token
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    temp: f32,
+
+    /// Keep only the K best tokens; 0 keeps all
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    top_k: usize,
+
+    /// Keep the best tokens that together have probability P
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    top_p: f32,
+
+    /// Keep tokens with at least P times the best one's probability
+    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    min_p: f32,
+
+    /// Penalty on tokens that occurred among the last 64; 1 is none
+    #[arg(long, value_name = "R", default_value_t = 1.0)]
+    repeat_penalty: f32,
+
+    /// Seed of the sampler
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+
+    /// Take the prompt as it is: no chat template, markers such as <|im_start|> parsed
+    #[arg(long)]
+    raw: bool,
+
+    /// Print statistics on standard error afterwards
+    #[arg(long, value_name = "FORMAT")]
+    stats: Option<StatsFormat>,
+
+    /// The prompt
+    prompt: String,
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("error: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<()> {
+    let file = args.model.file()?;
+    let text = Text::from_file(&file)?;
+    let prompt = match args.raw || !text.has_template() {
+        true => text.raw(&args.prompt),
+        false => text.chat(&[Message::user(&args.prompt)])?,
+    };
+    let n_ctx = args.ctx.unwrap_or(prompt.len() + args.max_tokens.max(1));
+    let mut engine = args.model.engine(file, n_ctx)?;
+    let mut session = engine.session()?;
+
+    let options = GenerateOptions {
+        max_tokens: args.max_tokens,
+        sampler: SamplerOptions {
+            temperature: args.temp,
+            top_k: args.top_k,
+            top_p: args.top_p,
+            min_p: args.min_p,
+            repetition_penalty: args.repeat_penalty,
+            seed: args.seed,
+            ..SamplerOptions::default()
+        },
+        stop: Vec::new(),
+    };
+    let bar = PrefillBar::new("reading the prompt");
+    let mut out = std::io::stdout().lock();
+    let mut failed = None;
+    let mut on_event = |event: Event<'_>| {
+        match event {
+            Event::Prefill { done, total } => bar.update(done, total),
+            Event::Text(piece) => {
+                if let Err(e) = out.write_all(piece.as_bytes()).and_then(|()| out.flush()) {
+                    failed = Some(e);
+                    return ControlFlow::Break(());
+                }
+            }
+            _ => {}
+        }
+        ControlFlow::Continue(())
+    };
+    let tokenizer = text.tokenizer();
+    let reply = generate(&mut engine, tokenizer, &mut session, &prompt, &options, &mut on_event)?;
+    match failed {
+        // The reader had enough, as `head` does.
+        Some(e) if e.kind() == ErrorKind::BrokenPipe => return Ok(()),
+        Some(e) => return Err(e.into()),
+        None => writeln!(out)?,
+    }
+    if reply.finish == Finish::ContextFull {
+        eprintln!("note: the context of {n_ctx} tokens is full; raise --ctx for a longer reply");
+    }
+    match args.stats {
+        Some(format) => print_stats(format, &engine.stats(), engine.plan()),
+        None => Ok(()),
+    }
+}

@@ -1,2 +1,77 @@
-//! golden
-fn main() {}
+//! Holds a model's output against goldens made by an independent implementation.
+
+mod folder;
+mod judge;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use thalweg_examples_common::ModelArgs;
+
+use crate::folder::Folder;
+use crate::judge::{Verdict, judge};
+
+/// Check a model against a folder of goldens.
+///
+/// DIR holds manifest.json (prompts with token ids, per-token negative log-likelihoods, a greedy
+/// continuation, routes) and little-endian f32 logits. One JSON line is printed per prompt. The
+/// exit code is 1 when logits differ by more than --tol, likelihoods by more than --nll-tol, or a
+/// greedy token or a route differs where the golden's own gap says that it must not.
+#[derive(Debug, Parser)]
+struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// Largest difference of a logit
+    #[arg(long, value_name = "D", default_value_t = 2e-3)]
+    tol: f64,
+
+    /// Largest mean difference of a prompt's logits
+    #[arg(long, value_name = "D", default_value_t = 1e-4)]
+    mean_tol: f64,
+
+    /// Largest difference of a token's negative log-likelihood
+    #[arg(long, value_name = "D", default_value_t = 1e-3)]
+    nll_tol: f64,
+
+    /// Folder of goldens
+    dir: PathBuf,
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(e) => {
+            eprintln!("error: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<bool> {
+    let folder = Folder::open(&args.dir)?;
+    let n_ctx = folder.prompts.iter().map(|p| p.tokens.len() + p.greedy.len()).max();
+    let n_ctx = n_ctx.context("the manifest has no prompts")?;
+    let mut engine = args.model.engine(args.model.file()?, n_ctx)?;
+    let mut session = engine.session()?;
+    let mut passed = true;
+    for prompt in &folder.prompts {
+        engine.reset(&mut session)?;
+        let verdict = judge(&mut engine, &mut session, &folder, prompt)
+            .with_context(|| format!("prompt {:?}", prompt.name))?;
+        passed &= within(args, &verdict);
+        println!("{}", verdict.json(&prompt.name, within(args, &verdict)));
+    }
+    Ok(passed)
+}
+
+fn within(args: &Args, v: &Verdict) -> bool {
+    v.max_abs <= args.tol
+        && v.mean_abs <= args.mean_tol
+        && v.max_nll_diff <= args.nll_tol
+        && v.greedy_mismatches == 0
+        && v.route_mismatches == 0
+}

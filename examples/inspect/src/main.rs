@@ -1,2 +1,246 @@
-//! inspect
-fn main() {}
+//! Prints what a GGUF file, or a split set of them, holds. Owns: arguments and layout of the
+//! output. Does not own: reading and checking (`thalweg-gguf`). Memory: the header, and with
+//! `--json` a second copy of it. Cost: reads headers only, whatever the size of the model.
+
+use std::collections::BTreeMap;
+use std::io::{self, BufWriter, ErrorKind, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use serde_json::{Map, Value as Json, json};
+use thalweg_gguf::{Array, Gguf, TensorType, Value};
+
+/// Show what a GGUF file holds: metadata, tensors, totals by type.
+///
+/// Only headers are read, so a model of any size is shown at once. A file with any fault in its
+/// header is refused with the reason, so this also checks a download.
+#[derive(Parser)]
+#[command(
+    version,
+    after_help = "\
+Examples:
+  inspect model.gguf                           everything, long values shortened
+  inspect --no-tensors --full model.gguf       all metadata, whole vocabulary included
+  inspect model-00002-of-00003.gguf            a split model, from any of its files
+  inspect --json model.gguf | jq .totals       for programs"
+)]
+struct Args {
+    /// The file, or any file of a split model
+    file: PathBuf,
+    /// Print one JSON object; nothing is shortened
+    #[arg(long)]
+    json: bool,
+    /// Print long arrays and strings whole
+    #[arg(long)]
+    full: bool,
+    /// Leave the metadata out
+    #[arg(long)]
+    no_metadata: bool,
+    /// Leave the list of tensors out
+    #[arg(long)]
+    no_tensors: bool,
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        // `inspect model.gguf | head` is no failure.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> anyhow::Result<()> {
+    let model = Gguf::open(&args.file)?;
+    let mut out = BufWriter::new(io::stdout().lock());
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, &to_json(&model, args)).map_err(io::Error::from)?;
+        writeln!(out)?;
+    } else {
+        print(&model, args, &mut out)?;
+    }
+    Ok(out.flush()?)
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .downcast_ref::<io::Error>()
+        .is_some_and(|e| e.kind() == ErrorKind::BrokenPipe)
+}
+
+/// Tensors, elements and bytes of each type.
+fn totals(model: &Gguf) -> BTreeMap<TensorType, [u64; 3]> {
+    let mut totals = BTreeMap::new();
+    for tensor in model.tensors() {
+        let sums = totals.entry(tensor.ty).or_insert([0; 3]);
+        for (sum, n) in sums
+            .iter_mut()
+            .zip([1, tensor.n_elements(), tensor.size_bytes])
+        {
+            *sum += n;
+        }
+    }
+    totals
+}
+
+fn print(model: &Gguf, args: &Args, out: &mut impl Write) -> io::Result<()> {
+    for shard in 0..model.n_shards() {
+        let (Some(path), Some(identity)) = (model.path(shard), model.identity(shard)) else {
+            continue;
+        };
+        let version = model.version(shard).unwrap_or_default();
+        let start = model.data_start_bytes(shard).unwrap_or_default();
+        let alignment = model.alignment_bytes(shard).unwrap_or_default();
+        writeln!(out, "file {shard}: {}", path.display())?;
+        writeln!(
+            out,
+            "  GGUF {version}, {} bytes, data from byte {start}, aligned to {alignment}",
+            identity.len_bytes
+        )?;
+    }
+
+    if !args.no_metadata {
+        let metadata = model.metadata();
+        writeln!(out, "\n{} metadata keys", metadata.len())?;
+        let width = metadata
+            .iter()
+            .map(|(key, _)| key.chars().count())
+            .max()
+            .unwrap_or(0);
+        for (key, value) in metadata.iter() {
+            let key = key.escape_debug().to_string();
+            let ty = type_name(value);
+            writeln!(out, "  {key:width$}  {ty:12}  {}", shown(value, args.full))?;
+        }
+    }
+
+    if !args.no_tensors {
+        let tensors = model.tensors();
+        writeln!(
+            out,
+            "\n{} tensors: type, bytes, offset, file, name, shape",
+            tensors.len()
+        )?;
+        let width = tensors
+            .iter()
+            .map(|t| t.name.chars().count())
+            .max()
+            .unwrap_or(0);
+        for t in tensors {
+            let (ty, size, offset, file) = (t.ty, t.size_bytes, t.offset_bytes, t.file);
+            let name = t.name.escape_debug().to_string();
+            let shape = t.shape();
+            writeln!(
+                out,
+                "  {ty:8} {size:12} {offset:14} {file:2}  {name:width$}  {shape:?}"
+            )?;
+        }
+    }
+
+    writeln!(
+        out,
+        "\ntotals: type, tensors, elements, bytes, bits per element"
+    )?;
+    let mut all = [0; 3];
+    for (ty, sums) in totals(model) {
+        all.iter_mut().zip(sums).for_each(|(all, n)| *all += n);
+        print_total(ty.name(), sums, out)?;
+    }
+    print_total("all", all, out)
+}
+
+fn print_total(ty: &str, [n, elements, bytes]: [u64; 3], out: &mut impl Write) -> io::Result<()> {
+    let bits = bytes as f64 * 8.0 / elements.max(1) as f64;
+    writeln!(out, "  {ty:8} {n:6} {elements:16} {bytes:14} {bits:7.3}")
+}
+
+fn type_name(value: &Value) -> String {
+    match value {
+        Value::Array(array) => format!("{}[{}]", array.element_type(), array.len()),
+        scalar => scalar.value_type().to_string(),
+    }
+}
+
+/// The value on one line. Unless `full`, long arrays and strings end in dots.
+fn shown(value: &Value, full: bool) -> String {
+    const MOST_ITEMS: usize = 8;
+    const MOST_CHARS: usize = 100;
+    match value {
+        Value::Array(array) if !full && array.len() > MOST_ITEMS => {
+            let items: Vec<String> = items(array)
+                .take(MOST_ITEMS)
+                .map(|item| shown(&item, full))
+                .collect();
+            format!("[{}, ...]", items.join(", "))
+        }
+        Value::String(text) if !full => match text.char_indices().nth(MOST_CHARS) {
+            Some((end, _)) => format!("{:?}...", &text[..end]),
+            None => format!("{text:?}"),
+        },
+        short => short.to_string(),
+    }
+}
+
+fn items(array: &Array) -> impl Iterator<Item = Value> {
+    (0..array.len()).filter_map(|i| array.get(i))
+}
+
+fn to_json(model: &Gguf, args: &Args) -> Json {
+    let file = |shard| {
+        json!({
+            "path": model.path(shard).map(|path| path.to_string_lossy()),
+            "version": model.version(shard),
+            "len_bytes": model.identity(shard).map(|identity| identity.len_bytes),
+            "data_start_bytes": model.data_start_bytes(shard),
+            "alignment_bytes": model.alignment_bytes(shard),
+        })
+    };
+    let mut object = Map::new();
+    object.insert("files".into(), (0..model.n_shards()).map(file).collect());
+    if !args.no_metadata {
+        let entries = model.metadata().iter().map(|(key, value)| {
+            (
+                key.to_owned(),
+                json!({ "type": type_name(value), "value": value_json(value) }),
+            )
+        });
+        object.insert("metadata".into(), Json::Object(entries.collect()));
+    }
+    if !args.no_tensors {
+        let tensors = model.tensors().iter().map(|t| {
+            json!({
+                "name": t.name, "type": t.ty.name(), "shape": t.shape(), "file": t.file,
+                "offset_bytes": t.offset_bytes, "size_bytes": t.size_bytes,
+            })
+        });
+        object.insert("tensors".into(), tensors.collect());
+    }
+    let totals = totals(model)
+        .into_iter()
+        .map(|(ty, [tensors, elements, bytes])| {
+            let sums = json!({ "tensors": tensors, "elements": elements, "bytes": bytes });
+            (ty.name().to_owned(), sums)
+        });
+    object.insert("totals".into(), Json::Object(totals.collect()));
+    object.into()
+}
+
+/// JSON has no NaN and no infinities: those become strings.
+fn value_json(value: &Value) -> Json {
+    match value {
+        Value::F32(v) if v.is_finite() => json!(v),
+        Value::F64(v) if v.is_finite() => json!(v),
+        Value::Bool(v) => json!(v),
+        Value::String(text) => json!(text),
+        Value::Array(array) => items(array).map(|item| value_json(&item)).collect(),
+        Value::U64(v) => json!(v),
+        other => match other.to_string().parse::<i64>() {
+            Ok(integer) => json!(integer),
+            Err(_) => json!(other.to_string()),
+        },
+    }
+}

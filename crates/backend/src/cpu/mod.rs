@@ -1,0 +1,402 @@
+//! The CPU reference: f32 arithmetic on dequantized rows, in one fixed order of additions.
+//!
+//! Owns the thread pool and the order of every sum; does not own speed (faster kernels are proven
+//! against this one). Memory: matrices stay in their stored format; an operation takes at most a
+//! few rows of temporary space per thread.
+//!
+//! Invariant: no result depends on the number of tokens in a call or on the number of threads,
+//! because every output element is computed by one thread in an order that depends on nothing else.
+
+mod attention;
+mod delta;
+mod elementwise;
+mod experts;
+mod matmul;
+mod norm;
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use crate::contract::{
+    AttentionCache, AttentionInput, AttentionShape, Backend, ConvShape, DeltaInput, DeltaShape,
+    ExpertJob, HeadLayout, MoeShape, NormShape, Rope, StreamShape,
+};
+use crate::{Error, MatData, MatView, Result, Routing};
+
+/// Options of the CPU backend.
+#[derive(Debug, Clone, Copy)]
+pub struct CpuOptions {
+    /// Compute threads; at least 1. The result does not depend on it.
+    pub n_threads: usize,
+}
+
+/// The CPU backend.
+#[derive(Debug)]
+pub struct CpuBackend {
+    team: Team,
+}
+
+/// f32 elements in host memory.
+#[derive(Debug)]
+pub struct CpuBuffer(Vec<f32>);
+
+/// A matrix in host memory, in its stored format.
+#[derive(Debug)]
+pub struct CpuMatrix(MatData);
+
+impl CpuBackend {
+    /// Starts the compute threads.
+    ///
+    /// # Errors
+    /// [`Error::Threads`] if the operating system refuses them or `n_threads` is 0.
+    pub fn new(options: CpuOptions) -> Result<Self> {
+        Ok(Self { team: Team::new(options.n_threads)? })
+    }
+
+    /// Compute threads in use.
+    pub fn n_threads(&self) -> usize {
+        self.team.n_threads
+    }
+}
+
+impl CpuMatrix {
+    /// The matrix in its stored format.
+    pub fn view(&self) -> MatView<'_> {
+        self.0.view()
+    }
+}
+
+/// Elements below which an operation is not worth a second thread.
+const SERIAL_LEN: usize = 128 * 1024;
+
+/// Splits rows over threads.
+#[derive(Debug)]
+struct Team {
+    n_threads: usize,
+    pool: Option<rayon::ThreadPool>,
+}
+
+impl Team {
+    fn new(n_threads: usize) -> Result<Self> {
+        let build = || {
+            if n_threads == 0 {
+                return Err("at least one thread is needed".into());
+            }
+            rayon::ThreadPoolBuilder::new()
+                .num_threads(n_threads)
+                .thread_name(|i| format!("thalweg-compute-{i}"))
+                .build()
+                .map_err(|e| -> Box<dyn std::error::Error + Send + Sync> { e.into() })
+        };
+        let pool = match n_threads {
+            1 => None,
+            _ => Some(build().map_err(|source| Error::Threads { n_threads, source })?),
+        };
+        Ok(Self { n_threads, pool })
+    }
+
+    /// Calls `f(row, out_row)` for each row of `row_len` elements of `out`.
+    ///
+    /// `work` estimates the elements touched per row and decides whether threads pay.
+    fn rows<T: Send>(
+        &self,
+        out: &mut [T],
+        row_len: usize,
+        work: usize,
+        f: impl Fn(usize, &mut [T]) + Sync,
+    ) {
+        let each = |first: usize, out: &mut [T]| {
+            for (i, row) in out.chunks_exact_mut(row_len).enumerate() {
+                f(first + i, row);
+            }
+            Ok(())
+        };
+        // The closure cannot fail.
+        let _: Result<()> = self.blocks(out, row_len, work, each);
+    }
+
+    /// Calls `f(first_row, out_rows)` for blocks of whole rows that together cover `out`.
+    fn blocks<T: Send>(
+        &self,
+        out: &mut [T],
+        row_len: usize,
+        work: usize,
+        f: impl Fn(usize, &mut [T]) -> Result<()> + Sync,
+    ) -> Result<()> {
+        let n_rows = out.len().checked_div(row_len).unwrap_or(0);
+        match &self.pool {
+            Some(pool) if n_rows > 1 && n_rows.saturating_mul(work) > SERIAL_LEN => {
+                // A task outlasts its hand-over, and there are a few for each thread.
+                let rows = (SERIAL_LEN / 4).div_ceil(work.max(1));
+                let rows = rows.clamp(1, n_rows.div_ceil(self.n_threads));
+                pool.install(|| {
+                    let blocks = out.par_chunks_mut(row_len * rows).enumerate();
+                    blocks.try_for_each(|(b, block)| f(b * rows, block))
+                })
+            }
+            _ if n_rows > 0 => f(0, out),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The first `len` elements of an operand.
+fn take<'a>(op: &'static str, what: &'static str, x: &'a CpuBuffer, len: usize) -> Result<&'a [f32]> {
+    let found = x.0.len();
+    x.0.get(..len).ok_or(Error::Shape { op, what, expected: len, found })
+}
+
+/// The first `len` elements of an output.
+fn take_mut<'a>(
+    op: &'static str,
+    what: &'static str,
+    x: &'a mut CpuBuffer,
+    len: usize,
+) -> Result<&'a mut [f32]> {
+    let found = x.0.len();
+    x.0.get_mut(..len).ok_or(Error::Shape { op, what, expected: len, found })
+}
+
+/// `1 / (1 + e^-x)`.
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// `x sigmoid(x)`.
+fn silu(x: f32) -> f32 {
+    x * sigmoid(x)
+}
+
+impl Backend for CpuBackend {
+    type Buffer = CpuBuffer;
+    type Matrix = CpuMatrix;
+    /// Operations run at once; nothing is recorded.
+    type Recorder = ();
+
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn recorder(&self) {}
+
+    fn alloc(&self, len: usize) -> Result<CpuBuffer> {
+        let bytes = len.saturating_mul(size_of::<f32>());
+        let mut v = Vec::new();
+        v.try_reserve_exact(len).map_err(|_| Error::OutOfMemory { bytes })?;
+        v.resize(len, 0.0);
+        Ok(CpuBuffer(v))
+    }
+
+    fn len(&self, buffer: &CpuBuffer) -> usize {
+        buffer.0.len()
+    }
+
+    fn load(&self, matrix: MatData) -> Result<CpuMatrix> {
+        Ok(CpuMatrix(matrix))
+    }
+
+    fn write(&self, _: &mut (), buffer: &mut CpuBuffer, at: usize, values: &[f32]) -> Result<()> {
+        let to = take_mut("write", "buffer", buffer, at + values.len())?;
+        to[at..].copy_from_slice(values);
+        Ok(())
+    }
+
+    fn read(&self, _: &mut (), buffer: &CpuBuffer, at: usize, out: &mut [f32]) -> Result<()> {
+        let from = take("read", "buffer", buffer, at + out.len())?;
+        out.copy_from_slice(&from[at..]);
+        Ok(())
+    }
+
+    fn copy(
+        &self,
+        _: &mut (),
+        (from, from_at): (&CpuBuffer, usize),
+        (to, to_at): (&mut CpuBuffer, usize),
+        len: usize,
+    ) -> Result<()> {
+        let from = &take("copy", "source", from, from_at + len)?[from_at..];
+        take_mut("copy", "target", to, to_at + len)?[to_at..].copy_from_slice(from);
+        Ok(())
+    }
+
+    fn zero(&self, _: &mut (), buffer: &mut CpuBuffer) -> Result<()> {
+        buffer.0.fill(0.0);
+        Ok(())
+    }
+
+    fn embed(
+        &self,
+        _: &mut (),
+        table: &CpuMatrix,
+        ids: &[u32],
+        copies: usize,
+        out: &mut CpuBuffer,
+    ) -> Result<()> {
+        matmul::embed(&self.team, table.view(), ids, copies, out)
+    }
+
+    fn matmul(
+        &self,
+        _: &mut (),
+        w: &CpuMatrix,
+        x: &CpuBuffer,
+        n_tokens: usize,
+        y: &mut CpuBuffer,
+    ) -> Result<()> {
+        let w = w.view();
+        let x = take("matmul", "x", x, n_tokens * w.n_in())?;
+        let y = take_mut("matmul", "y", y, n_tokens * w.n_out())?;
+        matmul::matmul(&self.team, w, x, n_tokens, y)
+    }
+
+    fn rms_norm(
+        &self,
+        _: &mut (),
+        shape: NormShape,
+        x: &CpuBuffer,
+        gamma: &CpuBuffer,
+        out: &mut CpuBuffer,
+    ) -> Result<()> {
+        norm::rms_norm(&self.team, shape, x, gamma, out)
+    }
+
+    fn add(&self, _: &mut (), x: &mut CpuBuffer, y: &CpuBuffer, len: usize) -> Result<()> {
+        elementwise::add(&self.team, x, y, len)
+    }
+
+    fn silu(&self, _: &mut (), x: &mut CpuBuffer, divisor: f32, len: usize) -> Result<()> {
+        elementwise::silu_in_place(&self.team, x, divisor, len)
+    }
+
+    fn swiglu(&self, _: &mut (), gate: &mut CpuBuffer, up: &CpuBuffer, len: usize) -> Result<()> {
+        elementwise::swiglu(&self.team, gate, up, len)
+    }
+
+    fn gate_streams(
+        &self,
+        _: &mut (),
+        shape: StreamShape,
+        g: &CpuBuffer,
+        n: &CpuBuffer,
+        out: &mut CpuBuffer,
+    ) -> Result<()> {
+        elementwise::gate_streams(&self.team, shape, g, n, out)
+    }
+
+    fn inject(
+        &self,
+        _: &mut (),
+        shape: StreamShape,
+        w: &CpuBuffer,
+        y: &CpuBuffer,
+        x: &mut CpuBuffer,
+    ) -> Result<()> {
+        elementwise::inject(&self.team, shape, w, y, x)
+    }
+
+    fn causal_conv(
+        &self,
+        _: &mut (),
+        shape: ConvShape,
+        x: &CpuBuffer,
+        kernel: &CpuBuffer,
+        past: &CpuBuffer,
+        next: &mut CpuBuffer,
+        out: &mut CpuBuffer,
+    ) -> Result<()> {
+        elementwise::causal_conv(&self.team, shape, x, kernel, past, next, out)
+    }
+
+    fn delta_rule(
+        &self,
+        _: &mut (),
+        shape: DeltaShape,
+        input: DeltaInput<'_, CpuBuffer>,
+        past: &CpuBuffer,
+        next: &mut CpuBuffer,
+        out: &mut CpuBuffer,
+    ) -> Result<()> {
+        delta::delta_rule(&self.team, shape, &input, past, next, out)
+    }
+
+    fn norm_rope(
+        &self,
+        _: &mut (),
+        from: HeadLayout,
+        rope: Rope,
+        n_tokens: usize,
+        x: &CpuBuffer,
+        gamma: &CpuBuffer,
+        out: &mut CpuBuffer,
+        first_row: usize,
+    ) -> Result<()> {
+        norm::norm_rope(&self.team, from, rope, n_tokens, x, gamma, out, first_row)
+    }
+
+    fn pool_keys(
+        &self,
+        _: &mut (),
+        shape: AttentionShape,
+        blocks: Range<usize>,
+        raw: &CpuBuffer,
+        gamma: &CpuBuffer,
+        pooled: &mut CpuBuffer,
+    ) -> Result<()> {
+        attention::pool_keys(&self.team, shape, blocks, raw, gamma, pooled)
+    }
+
+    fn attention(
+        &self,
+        _: &mut (),
+        shape: AttentionShape,
+        input: AttentionInput<'_, CpuBuffer>,
+        cache: AttentionCache<'_, CpuBuffer>,
+        out: &mut CpuBuffer,
+    ) -> Result<()> {
+        attention::attention(&self.team, shape, &input, &cache, out)
+    }
+
+    fn route(&self, _: &mut (), logits: &CpuBuffer, routing: &mut Routing) -> Result<()> {
+        let len = routing.logits_mut().len();
+        routing.logits_mut().copy_from_slice(take("route", "logits", logits, len)?);
+        routing.choose()
+    }
+
+    fn experts(
+        &self,
+        _: &mut (),
+        jobs: &[ExpertJob<'_>],
+        x: &CpuBuffer,
+        partial: &mut CpuBuffer,
+    ) -> Result<()> {
+        experts::experts(&self.team, jobs, &x.0, &mut partial.0)
+    }
+
+    fn combine(
+        &self,
+        _: &mut (),
+        shape: MoeShape,
+        rows: &[u32],
+        weights: &[f32],
+        partial: &CpuBuffer,
+        shared: &CpuBuffer,
+        shared_gate: &CpuBuffer,
+        out: &mut CpuBuffer,
+    ) -> Result<()> {
+        experts::combine(&self.team, shape, rows, weights, &partial.0, shared, shared_gate, out)
+    }
+
+    fn ngram_gate(
+        &self,
+        _: &mut (),
+        shape: StreamShape,
+        eps: f32,
+        key: (&CpuBuffer, &CpuBuffer),
+        query: (&CpuBuffer, &CpuBuffer),
+        value: &CpuBuffer,
+        out: &mut CpuBuffer,
+    ) -> Result<()> {
+        norm::ngram_gate(&self.team, shape, eps, key, query, value, out)
+    }
+}

@@ -1,0 +1,62 @@
+//! What can go wrong in a backend.
+
+/// Result with the backend's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// A failed operation.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A buffer or matrix has fewer elements than the operation's shape needs.
+    #[error("{op}: {what} holds {found} elements, {expected} needed")]
+    Shape {
+        /// Operation.
+        op: &'static str,
+        /// Which operand.
+        what: &'static str,
+        /// Elements (or bytes) needed.
+        expected: usize,
+        /// Elements (or bytes) found.
+        found: usize,
+    },
+    /// An id is outside its table.
+    #[error("{op}: id {id} is outside 0..{limit}")]
+    Id {
+        /// Operation.
+        op: &'static str,
+        /// The id.
+        id: u64,
+        /// First id that is too large.
+        limit: u64,
+    },
+    /// Fewer finite router logits than experts to choose.
+    #[error("router of token {token} has {finite} finite logits of {n_expert}, {needed} needed")]
+    RouterNotFinite {
+        /// Token row within the call.
+        token: usize,
+        /// Finite logits found.
+        finite: usize,
+        /// Experts in the router.
+        n_expert: usize,
+        /// Experts to choose.
+        needed: usize,
+    },
+    /// An allocation failed.
+    #[error("cannot allocate {bytes} bytes")]
+    OutOfMemory {
+        /// Bytes asked for.
+        bytes: usize,
+    },
+    /// The thread pool could not be built.
+    #[error("cannot start {n_threads} compute threads")]
+    Threads {
+        /// Threads asked for.
+        n_threads: usize,
+        /// Reason given by the operating system.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// Bytes of a quantized tensor do not fit their format.
+    #[error(transparent)]
+    Quant(#[from] thalweg_quant::Error),
+}

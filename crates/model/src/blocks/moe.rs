@@ -1,0 +1,133 @@
+//! Routed experts and the shared expert: what is resident of them.
+//!
+//! The router and the shared expert are dense weights; routed experts come from the caller, whose
+//! results wait in `ws.partial` for the ordered sum.
+
+use thalweg_backend::{Backend, MoeShape};
+use thalweg_gguf::TensorInfo;
+use thalweg_quant::QuantType;
+
+use crate::weights::{Check, Loader, to_usize};
+use crate::{ExpertPart, ExpertSpec, Result, Workspace};
+
+/// Sizes of a layer's experts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MoeConfig {
+    pub(crate) n_embd: usize,
+    pub(crate) n_expert: usize,
+    pub(crate) k: usize,
+    pub(crate) n_ff: usize,
+    pub(crate) n_ff_shared: usize,
+}
+
+/// Resident weights of one layer's experts.
+#[derive(Debug)]
+pub(crate) struct Moe<B: Backend> {
+    router: B::Matrix,
+    gate: B::Matrix,
+    up: B::Matrix,
+    down: B::Matrix,
+    scale: B::Matrix,
+}
+
+impl<B: Backend> Moe<B> {
+    pub(crate) fn expect(check: &mut Check<'_>, blk: &str, c: MoeConfig) {
+        let (d, f, e, s) = (c.n_embd, c.n_ff, c.n_expert, c.n_ff_shared);
+        check.tensor(&format!("{blk}.ffn_gate_inp.weight"), &[&[d, e]]);
+        let fused = format!("{blk}.ffn_gate_up_exps.weight");
+        if check.has(&fused) {
+            check.tensor(&fused, &[&[d, 2 * f, e]]);
+        } else {
+            check.tensor(&format!("{blk}.ffn_gate_exps.weight"), &[&[d, f, e]]);
+            check.tensor(&format!("{blk}.ffn_up_exps.weight"), &[&[d, f, e]]);
+        }
+        check.tensor(&format!("{blk}.ffn_down_exps.weight"), &[&[f, d, e]]);
+        check.tensor(&format!("{blk}.ffn_gate_inp_shexp.weight"), &[&[d]]);
+        check.tensor(&format!("{blk}.ffn_gate_shexp.weight"), &[&[d, s]]);
+        check.tensor(&format!("{blk}.ffn_up_shexp.weight"), &[&[d, s]]);
+        check.tensor(&format!("{blk}.ffn_down_shexp.weight"), &[&[s, d]]);
+    }
+
+    pub(crate) fn load(loader: &mut Loader<'_, B>, blk: &str) -> Result<Self> {
+        Ok(Self {
+            router: loader.matrix(&format!("{blk}.ffn_gate_inp.weight"))?,
+            gate: loader.matrix(&format!("{blk}.ffn_gate_shexp.weight"))?,
+            up: loader.matrix(&format!("{blk}.ffn_up_shexp.weight"))?,
+            down: loader.matrix(&format!("{blk}.ffn_down_shexp.weight"))?,
+            scale: loader.matrix(&format!("{blk}.ffn_gate_inp_shexp.weight"))?,
+        })
+    }
+
+    /// Where the layer's routed experts are; the tensors must have passed [`Moe::expect`].
+    pub(crate) fn spec(check: &Check<'_>, blk: &str, c: MoeConfig) -> Option<ExpertSpec> {
+        let tensor = |name: &str| check.file().tensor(&format!("{blk}.{name}.weight"));
+        let (gate, up) = match tensor("ffn_gate_up_exps") {
+            Some(fused) => (part(fused, c.n_ff, 0)?, part(fused, c.n_ff, c.n_ff)?),
+            None => {
+                (part(tensor("ffn_gate_exps")?, c.n_ff, 0)?, part(tensor("ffn_up_exps")?, c.n_ff, 0)?)
+            }
+        };
+        let down = part(tensor("ffn_down_exps")?, c.n_embd, 0)?;
+        Some(ExpertSpec { n_expert: c.n_expert, k: c.k, parts: [gate, up, down] })
+    }
+
+    /// Scores experts for `ws.input` and chooses; the decision is in `ws.routing`.
+    pub(crate) fn route(&self, b: &B, ws: &mut Workspace<B>, c: MoeConfig) -> Result<()> {
+        b.matmul(&mut ws.rec, &self.router, &ws.input, ws.n_tokens, &mut ws.router)?;
+        ws.routing.reset(ws.n_tokens, c.n_expert, c.k);
+        b.route(&mut ws.rec, &ws.router, &mut ws.routing)?;
+        Ok(())
+    }
+
+    /// The shared expert of `ws.input`, which needs nothing from disk.
+    pub(crate) fn shared(&self, b: &B, ws: &mut Workspace<B>, c: MoeConfig) -> Result<()> {
+        let n = ws.n_tokens;
+        let rec = &mut ws.rec;
+        b.matmul(rec, &self.gate, &ws.input, n, &mut ws.shared_gate)?;
+        b.matmul(rec, &self.up, &ws.input, n, &mut ws.shared_up)?;
+        b.swiglu(rec, &mut ws.shared_gate, &ws.shared_up, n * c.n_ff_shared)?;
+        b.matmul(rec, &self.down, &ws.shared_gate, n, &mut ws.shared)?;
+        b.matmul(rec, &self.scale, &ws.input, n, &mut ws.shared_scale)?;
+        Ok(())
+    }
+
+    /// The ordered sum of routed and shared outputs, into `ws.output`.
+    ///
+    /// `rows[t * k + r]` is the row of `ws.partial` that holds token `t`'s choice of rank `r`.
+    pub(crate) fn combine(
+        &self,
+        b: &B,
+        ws: &mut Workspace<B>,
+        c: MoeConfig,
+        rows: &[u32],
+    ) -> Result<()> {
+        let shape = MoeShape { n_tokens: ws.n_tokens, k: c.k, n_embd: c.n_embd };
+        b.combine(
+            &mut ws.rec,
+            shape,
+            rows,
+            ws.routing.all_weights(),
+            &ws.partial,
+            &ws.shared,
+            &ws.shared_scale,
+            &mut ws.output,
+        )?;
+        Ok(())
+    }
+}
+
+/// `n_out` rows from `first_row` on of every expert in a tensor `[n_in, rows, n_expert]`.
+fn part(info: &TensorInfo, n_out: usize, first_row: usize) -> Option<ExpertPart> {
+    let ty = QuantType::from_ggml(info.ty.id())?;
+    let row_bytes = info.ty.row_bytes(info.ne[0])?;
+    Some(ExpertPart {
+        tensor: info.name.clone(),
+        shard: info.file,
+        offset_bytes: info.offset_bytes + first_row as u64 * row_bytes,
+        stride_bytes: row_bytes * info.ne[1],
+        len_bytes: row_bytes * n_out as u64,
+        ty,
+        n_in: to_usize(info.ne[0]),
+        n_out,
+    })
+}

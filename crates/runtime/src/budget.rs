@@ -1,0 +1,179 @@
+//! One number for all memory: what is taken for what, decided before anything large is read.
+//!
+//! Owns the split of the budget; the parts are measured by the crates that take them. Order of
+//! claims: dense weights, sequence state, the smallest arena and the smallest chunk are needs; what
+//! is left goes to intermediates (a larger chunk) up to a half, then to the arena.
+
+use thalweg_store::ExpertLayout;
+
+use crate::{Error, Result};
+
+/// Longest chunk that is chosen without being asked for.
+const MAX_AUTO_CHUNK: usize = 512;
+/// Largest row cache that is chosen.
+const MAX_ROW_CACHE_BYTES: u64 = 16 << 20;
+
+/// The split of a budget. All figures in bytes unless named otherwise.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryPlan {
+    /// What was allowed.
+    pub budget_bytes: u64,
+    /// Resident weights.
+    pub dense_bytes: u64,
+    /// State of one sequence, its logits included, and the staging of its next chunk.
+    pub state_bytes: u64,
+    /// Intermediates of a chunk.
+    pub workspace_bytes: u64,
+    /// Cache of table rows.
+    pub row_cache_bytes: u64,
+    /// Expert slots.
+    pub arena_bytes: u64,
+    /// Slots of each layer.
+    pub slots: Vec<usize>,
+    /// Tokens of the largest chunk.
+    pub chunk_tokens: usize,
+    /// Tokens of the longest sequence.
+    pub n_ctx: usize,
+}
+
+impl MemoryPlan {
+    /// Everything that the plan takes; never above the budget.
+    pub fn total_bytes(&self) -> u64 {
+        self.dense_bytes
+            + self.state_bytes
+            + self.workspace_bytes
+            + self.row_cache_bytes
+            + self.arena_bytes
+    }
+}
+
+/// What a model needs, as far as it is not a matter of choice.
+#[derive(Debug)]
+pub(crate) struct Needs<'a> {
+    pub(crate) dense_bytes: u64,
+    pub(crate) state_bytes: u64,
+    pub(crate) workspace_bytes_per_token: u64,
+    pub(crate) has_rows: bool,
+    pub(crate) layout: &'a ExpertLayout,
+    /// Experts per token, by layer.
+    pub(crate) k: &'a [usize],
+    pub(crate) n_ctx: usize,
+}
+
+/// What the caller asked for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wishes {
+    pub(crate) budget_bytes: u64,
+    pub(crate) chunk_tokens: Option<usize>,
+    pub(crate) slots_per_layer: Option<usize>,
+}
+
+/// Splits the budget.
+///
+/// # Errors
+/// [`Error::Budget`] with the figures when the needs, or what was asked for, do not fit;
+/// [`Error::Option`] for a chunk of 0 or fewer slots than experts per token.
+pub(crate) fn plan(needs: &Needs<'_>, wishes: Wishes) -> Result<MemoryPlan> {
+    let n_ctx = needs.n_ctx;
+    let n_layer = needs.layout.n_layer();
+    let expert_count = |l: usize| needs.layout.n_expert(l);
+    let row_cache_bytes = match needs.has_rows {
+        true => (wishes.budget_bytes / 64).min(MAX_ROW_CACHE_BYTES),
+        false => 0,
+    };
+    if wishes.chunk_tokens == Some(0) {
+        let expected = "at least 1".to_owned();
+        return Err(Error::Option { option: "chunk", expected, found: "0".to_owned() });
+    }
+    let min_slots = needs.k.iter().copied().max().unwrap_or(0);
+    if let Some(slots) = wishes.slots_per_layer.filter(|s| *s < min_slots) {
+        let expected = format!("at least the {min_slots} experts that a token uses");
+        return Err(Error::Option { option: "slots", expected, found: slots.to_string() });
+    }
+    let slots_at_least = |l: usize| match wishes.slots_per_layer {
+        Some(slots) => slots.min(expert_count(l)),
+        None => needs.k.get(l).copied().unwrap_or(0),
+    };
+    let least: Vec<usize> = (0..n_layer).map(slots_at_least).collect();
+    let min_arena_bytes = needs.layout.bytes_for(&least);
+
+    let workspace = |chunk: usize| needs.workspace_bytes_per_token.saturating_mul(chunk as u64);
+    let min_chunk = wishes.chunk_tokens.map_or(1, |c| c.min(n_ctx));
+    let fixed = needs.dense_bytes + needs.state_bytes + row_cache_bytes;
+    let needed_bytes = fixed + min_arena_bytes + workspace(min_chunk);
+    let Some(free) = wishes.budget_bytes.checked_sub(needed_bytes) else {
+        return Err(Error::Budget {
+            budget_bytes: wishes.budget_bytes,
+            needed_bytes,
+            dense_bytes: needs.dense_bytes,
+            state_bytes: needs.state_bytes,
+            n_ctx,
+            workspace_bytes: workspace(min_chunk),
+            chunk_tokens: min_chunk,
+            min_arena_bytes,
+            min_slots: least.iter().copied().max().unwrap_or(0),
+        });
+    };
+
+    let chunk_tokens = match wishes.chunk_tokens {
+        Some(_) => min_chunk,
+        None => {
+            let mut chunk = MAX_AUTO_CHUNK.min(n_ctx).max(1);
+            while chunk > 1 && workspace(chunk) > free / 2 {
+                chunk = chunk.div_ceil(2);
+            }
+            chunk
+        }
+    };
+    let for_arena = min_arena_bytes + free - (workspace(chunk_tokens) - workspace(min_chunk));
+    let slots = match wishes.slots_per_layer {
+        Some(_) => least,
+        None => needs.layout.slots_for_budget(for_arena),
+    };
+    Ok(MemoryPlan {
+        budget_bytes: wishes.budget_bytes,
+        dense_bytes: needs.dense_bytes,
+        state_bytes: needs.state_bytes,
+        workspace_bytes: workspace(chunk_tokens),
+        row_cache_bytes,
+        arena_bytes: needs.layout.bytes_for(&slots),
+        slots,
+        chunk_tokens,
+        n_ctx,
+    })
+}
+
+/// Reads a size: a number of bytes, or a number with KiB, MiB, GiB (powers of 1024) or kB, MB, GB
+/// (powers of 1000), with or without a space.
+///
+/// # Errors
+/// [`Error::Size`] for anything else.
+pub fn parse_bytes(text: &str) -> Result<u64> {
+    let error = || Error::Size { text: text.to_owned() };
+    let trimmed = text.trim();
+    let unit_at = trimmed.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(trimmed.len());
+    let (number, unit) = trimmed.split_at(unit_at);
+    let factor: u64 = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "kib" => 1 << 10,
+        "mib" => 1 << 20,
+        "gib" => 1 << 30,
+        "tib" => 1 << 40,
+        "kb" => 1_000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "tb" => 1_000_000_000_000,
+        _ => return Err(error()),
+    };
+    let number = number.trim();
+    if let Ok(whole) = number.parse::<u64>() {
+        return whole.checked_mul(factor).ok_or_else(error);
+    }
+    let value: f64 = number.parse().map_err(|_| error())?;
+    let bytes = value * factor as f64;
+    match bytes.is_finite() && bytes >= 0.0 && bytes < u64::MAX as f64 {
+        true => Ok(bytes as u64),
+        false => Err(error()),
+    }
+}

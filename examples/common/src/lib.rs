@@ -1,0 +1,218 @@
+//! What the binaries share: the flags that open a model, progress on a terminal, and statistics as
+//! text and JSON. No algorithm lives here.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::{Value, json};
+use thalweg::{CpuBackend, CpuOptions, Engine, EngineOptions, Gguf, MemoryPlan, PolicyKind, Stats};
+
+/// Flags that say which model to open and what it may use.
+#[derive(Debug, Clone, Args)]
+pub struct ModelArgs {
+    /// Model file (any shard of a split one) [default: the embedded models/demo.gguf]
+    #[arg(long, value_name = "FILE")]
+    pub model: Option<PathBuf>,
+
+    /// Memory for everything together: weights, expert slots, context, intermediates
+    /// (24MiB, 3.4GB, 8GiB, or bytes) [default: 3/4 of the available memory]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub budget: Option<u64>,
+
+    /// Prompt tokens taken in at once; does not change the output [default: chosen by the budget]
+    #[arg(long, value_name = "TOKENS")]
+    pub chunk: Option<usize>,
+
+    /// Compute threads; does not change the output [default: all cores]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+
+    /// Expert slots in each layer, at least the experts that a token uses; does not change the
+    /// output [default: as many as the budget holds]
+    #[arg(long, value_name = "N")]
+    pub slots: Option<usize>,
+
+    /// Which resident expert makes room for another; does not change the output
+    #[arg(long, value_name = "NAME", default_value = "lru", value_parser = policy)]
+    pub policy: PolicyKind,
+}
+
+impl ModelArgs {
+    /// Opens the model file's header.
+    ///
+    /// # Errors
+    /// When there is no such file, or it is not a usable GGUF file.
+    pub fn file(&self) -> Result<Gguf> {
+        let path = match &self.model {
+            Some(path) => path.clone(),
+            None => embedded_model()?,
+        };
+        Gguf::open(&path).with_context(|| format!("cannot open the model {}", path.display()))
+    }
+
+    /// Opens an engine for sequences of up to `n_ctx` tokens.
+    ///
+    /// # Errors
+    /// When the model is unusable or does not fit the budget.
+    pub fn engine(&self, file: Gguf, n_ctx: usize) -> Result<Engine> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let n_threads = self.threads.unwrap_or(cores);
+        let backend = CpuBackend::new(CpuOptions { n_threads })?;
+        let options = EngineOptions {
+            budget_bytes: self.budget,
+            n_ctx,
+            chunk_tokens: self.chunk,
+            slots_per_layer: self.slots,
+            policy: self.policy,
+            ..EngineOptions::default()
+        };
+        Ok(Engine::from_file(file, backend, options)?)
+    }
+}
+
+/// How statistics are printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[non_exhaustive]
+pub enum StatsFormat {
+    /// Lines for a person, on standard error.
+    Text,
+    /// One JSON object on a line of its own, on standard error.
+    Json,
+}
+
+/// The embedded model: found from the working folder upwards, or where it was at build time.
+fn embedded_model() -> Result<PathBuf> {
+    const RELATIVE: &str = "models/demo.gguf";
+    let here = std::env::current_dir().context("cannot tell the working folder")?;
+    let built = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    let mut folders = here.ancestors().chain([built.as_path()]);
+    let found = folders.find_map(|f| Some(f.join(RELATIVE)).filter(|p| p.is_file()));
+    found.with_context(|| format!("no {RELATIVE} here or above; name a model with --model FILE"))
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    thalweg::parse_bytes(text).map_err(|e| e.to_string())
+}
+
+fn policy(text: &str) -> Result<PolicyKind, String> {
+    text.parse::<PolicyKind>().map_err(|e| e.to_string())
+}
+
+/// A progress bar over prompt tokens, drawn on standard error where that is a terminal.
+#[derive(Debug)]
+pub struct PrefillBar(ProgressBar);
+
+impl PrefillBar {
+    /// A bar that is not drawn before its first update.
+    pub fn new(what: &'static str) -> Self {
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10));
+        let style = "{msg} {wide_bar} {pos}/{len} tokens, {eta} left";
+        // The template is a constant; an unusable one would show as the default style.
+        if let Ok(style) = ProgressStyle::with_template(style) {
+            bar.set_style(style);
+        }
+        bar.set_message(what);
+        Self(bar)
+    }
+
+    /// `done` of `total` tokens; the bar goes when all are.
+    pub fn update(&self, done: usize, total: usize) {
+        if done >= total {
+            self.0.finish_and_clear();
+        } else {
+            self.0.set_length(total as u64);
+            self.0.set_position(done as u64);
+        }
+    }
+}
+
+/// Statistics of an interval, in the chosen form.
+///
+/// # Errors
+/// When standard error cannot be written to.
+pub fn print_stats(format: StatsFormat, stats: &Stats, plan: &MemoryPlan) -> Result<()> {
+    let mut err = std::io::stderr().lock();
+    match format {
+        StatsFormat::Json => writeln!(err, "{}", stats_json(stats, plan))?,
+        StatsFormat::Text => {
+            let rate = |r: Option<f64>| r.map_or("n/a".to_owned(), |r| format!("{r:.1} tok/s"));
+            let percent = stats.hit_rate().map_or("n/a".into(), |r| format!("{:.2} %", 100.0 * r));
+            let bytes = stats.bytes_per_token().map_or("n/a".into(), |b| format!("{:.1} KiB", b / 1024.0));
+            let slots = slots_text(&plan.slots);
+            writeln!(
+                err,
+                "prefill  {} tokens, {}\n\
+                 decode   {} steps, {}\n\
+                 experts  {} hits, {} misses, hit rate {percent}, {slots}\n\
+                 reads    {bytes} a token, waited {:.1} ms\n\
+                 memory   {} of {} planned: dense {}, experts {}, sequence {}, intermediates {}, rows {}",
+                stats.prefill_tokens,
+                rate(stats.prefill_tokens_per_s()),
+                stats.decode_tokens,
+                rate(stats.decode_tokens_per_s()),
+                stats.hits,
+                stats.misses,
+                stats.wait.as_secs_f64() * 1e3,
+                mib(plan.total_bytes()),
+                mib(plan.budget_bytes),
+                mib(plan.dense_bytes),
+                mib(plan.arena_bytes),
+                mib(plan.state_bytes),
+                mib(plan.workspace_bytes),
+                mib(plan.row_cache_bytes),
+            )?;
+            if stats.bad_router_rows > 0 {
+                let n = stats.bad_router_rows;
+                writeln!(err, "warning: {n} router rows held values that are not numbers")?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Statistics of an interval as JSON; figures that are undefined are null.
+pub fn stats_json(stats: &Stats, plan: &MemoryPlan) -> Value {
+    json!({
+        "prefill_tokens": stats.prefill_tokens,
+        "prefill_tokens_per_s": stats.prefill_tokens_per_s(),
+        "decode_tokens": stats.decode_tokens,
+        "decode_tokens_per_s": stats.decode_tokens_per_s(),
+        "expert_hits": stats.hits,
+        "expert_misses": stats.misses,
+        "hit_rate": stats.hit_rate(),
+        "expert_bytes": stats.expert_bytes,
+        "row_bytes": stats.row_bytes,
+        "bytes_per_token": stats.bytes_per_token(),
+        "wait_ms": stats.wait.as_secs_f64() * 1e3,
+        "bad_router_rows": stats.bad_router_rows,
+        "plan": {
+            "budget_bytes": plan.budget_bytes,
+            "total_bytes": plan.total_bytes(),
+            "dense_bytes": plan.dense_bytes,
+            "arena_bytes": plan.arena_bytes,
+            "state_bytes": plan.state_bytes,
+            "workspace_bytes": plan.workspace_bytes,
+            "row_cache_bytes": plan.row_cache_bytes,
+            "chunk_tokens": plan.chunk_tokens,
+            "n_ctx": plan.n_ctx,
+            "slots": plan.slots,
+        },
+    })
+}
+
+/// Slots of all layers in a few words.
+fn slots_text(slots: &[usize]) -> String {
+    let (min, max) = (slots.iter().min(), slots.iter().max());
+    match (min, max) {
+        (Some(min), Some(max)) if min == max => format!("{min} slots a layer"),
+        (Some(min), Some(max)) => format!("{min} to {max} slots a layer"),
+        _ => "no slots".to_owned(),
+    }
+}
+
+fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}

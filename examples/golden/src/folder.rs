@@ -1,0 +1,82 @@
+//! The folder of goldens: manifest and logits.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+
+/// A folder of goldens.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    path: PathBuf,
+    pub(crate) prompts: Vec<Prompt>,
+}
+
+/// What the reference computed for one prompt.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Prompt {
+    pub(crate) name: String,
+    pub(crate) tokens: Vec<u32>,
+    logits_file: String,
+    /// Positions whose logits are stored, rising.
+    pub(crate) logits_positions: Vec<usize>,
+    n_vocab: usize,
+    /// Negative log-likelihood of tokens 1.. of the prompt.
+    pub(crate) nll: Vec<f64>,
+    /// Greedy continuation.
+    pub(crate) greedy: Vec<u32>,
+    /// How far the best token was ahead of the second, for each greedy token.
+    pub(crate) greedy_top1_minus_top2: Vec<f64>,
+    /// Experts by token, layer and rank, for the first tokens.
+    #[serde(rename = "routes_token0_to_31")]
+    pub(crate) routes: Vec<Vec<Vec<u16>>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Manifest {
+    prompts: Vec<Prompt>,
+}
+
+impl Folder {
+    /// Reads the manifest.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let file = path.join("manifest.json");
+        let text = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        let manifest: Manifest = serde_json::from_slice(&text)
+            .with_context(|| format!("cannot understand {}", file.display()))?;
+        for p in &manifest.prompts {
+            ensure!(!p.tokens.is_empty(), "prompt {:?} has no tokens", p.name);
+            ensure!(
+                p.nll.len() + 1 == p.tokens.len(),
+                "prompt {:?} has {} tokens and {} likelihoods, one less expected",
+                p.name,
+                p.tokens.len(),
+                p.nll.len()
+            );
+            ensure!(
+                p.greedy.len() == p.greedy_top1_minus_top2.len(),
+                "prompt {:?} has {} greedy tokens and {} gaps",
+                p.name,
+                p.greedy.len(),
+                p.greedy_top1_minus_top2.len()
+            );
+        }
+        Ok(Self { path: path.to_owned(), prompts: manifest.prompts })
+    }
+
+    /// Stored logits of a prompt, `[n_positions, n_vocab]`.
+    pub(crate) fn logits(&self, prompt: &Prompt) -> Result<Vec<f32>> {
+        let file = self.path.join(&prompt.logits_file);
+        let bytes = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        let expected = prompt.logits_positions.len() * prompt.n_vocab * size_of::<f32>();
+        ensure!(
+            bytes.len() == expected,
+            "{} has {} bytes, {expected} expected",
+            file.display(),
+            bytes.len()
+        );
+        let words = bytes.as_chunks().0.iter();
+        Ok(words.map(|b| f32::from_le_bytes(*b)).collect())
+    }
+}

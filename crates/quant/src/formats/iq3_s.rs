@@ -1,0 +1,59 @@
+//! IQ3_S: a codebook of 512 entries of four magnitudes, with free signs.
+//!
+//! Block of 256 weights, 110 bytes: `d` f16, `qs` u8[64], `qh` u8[8], `signs` u8[32], `scales`
+//! u8[4]. Run `b` of 32 weights has the scale `d * (1 + 2 s)`, `s` being nibble `b` of `scales`,
+//! and eight codebook indices: eight bits in `qs[8 b + i]`, the ninth in bit `i` of `qh[b]`.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::codebook::{IQ3S, put_signed};
+use super::{F16Le, block_out, scales_non_finite};
+use crate::BlockFormat;
+
+/// 3.4375 bits a weight, codebook.
+#[derive(Debug, Clone, Copy)]
+pub struct IQ3_S;
+
+/// 256 weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockIQ3_S {
+    /// The scale of scales.
+    pub d: F16Le,
+    /// Low eight bits of the codebook indices.
+    pub qs: [u8; 64],
+    /// Ninth bits of the codebook indices.
+    pub qh: [u8; 8],
+    /// Signs, one bit a weight.
+    pub signs: [u8; 32],
+    /// Scales of the eight runs, two a byte.
+    pub scales: [u8; 4],
+}
+
+const _: () = assert!(size_of::<BlockIQ3_S>() == 110);
+
+impl BlockFormat for IQ3_S {
+    type Block = BlockIQ3_S;
+    const NAME: &'static str = "IQ3_S";
+    const GGML_TYPE: u32 = 21;
+    const BLOCK_LEN: usize = 256;
+
+    fn decode(block: &BlockIQ3_S, out: &mut [f32]) {
+        let out: &mut [f32; 256] = block_out(out);
+        let d = block.d.to_f32();
+        for (b, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            let nibble = (block.scales[b / 2] >> (4 * (b % 2))) & 15;
+            let scale = d * f32::from(1 + 2 * nibble);
+            let high = usize::from(block.qh[b]);
+            for (i, out) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+                let index = usize::from(block.qs[8 * b + i]) | (((high >> i) & 1) << 8);
+                let signs = block.signs[4 * b + i / 2] >> (4 * (i % 2));
+                put_signed(out, scale, &IQ3S[index], signs);
+            }
+        }
+    }
+
+    fn first_non_finite(block: &BlockIQ3_S) -> Option<usize> {
+        scales_non_finite([block.d])
+    }
+}

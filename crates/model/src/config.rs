@@ -77,7 +77,10 @@ impl<'c, 'a> Keys<'c, 'a> {
         let key = self.key(name);
         let metadata = self.check.file().metadata();
         metadata.get(&key)?;
-        let value = metadata.u32_array(&key);
+        let value = metadata
+            .bool_array(&key)
+            .map(|flags| flags.into_iter().map(u32::from).collect())
+            .or_else(|_| metadata.u32_array(&key));
         Some(self.check.value(&key, value))
     }
 

@@ -4,7 +4,7 @@
 //! claims: dense weights, sequence state, the smallest arena and the smallest chunk are needs; what
 //! is left goes to intermediates (a larger chunk) up to a half, then to the arena.
 
-use thalweg_store::ExpertLayout;
+use thalweg_store::{ExpertLayout, RowTable};
 
 use crate::{Error, Result};
 
@@ -25,7 +25,7 @@ pub struct MemoryPlan {
     pub state_bytes: u64,
     /// Intermediates of a chunk.
     pub workspace_bytes: u64,
-    /// Cache of table rows.
+    /// Cache of table rows and the buffers that fill it.
     pub row_cache_bytes: u64,
     /// Expert slots.
     pub arena_bytes: u64,
@@ -79,7 +79,7 @@ pub(crate) fn plan(needs: &Needs<'_>, wishes: Wishes) -> Result<MemoryPlan> {
     let n_layer = needs.layout.n_layer();
     let expert_count = |l: usize| needs.layout.n_expert(l);
     let row_cache_bytes = match needs.has_rows {
-        true => (wishes.budget_bytes / 64).min(MAX_ROW_CACHE_BYTES),
+        true => (wishes.budget_bytes / 64).min(MAX_ROW_CACHE_BYTES) + RowTable::STAGING_BYTES as u64,
         false => 0,
     };
     if wishes.chunk_tokens == Some(0) {

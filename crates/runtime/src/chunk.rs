@@ -6,7 +6,9 @@
 //! expert has its own row of partial results and these are summed in rank order.
 
 use thalweg_backend::{Backend, ExpertJob, Routing};
+use thalweg_cache::PolicyKind;
 use thalweg_model::ModelSpec;
+use thalweg_store::ExpertAccess;
 
 use crate::{Engine, Observer, Result, Session};
 
@@ -16,6 +18,7 @@ pub(crate) struct ChunkScratch {
     row_ids: Vec<u64>,
     row_bytes: Vec<u8>,
     picks: Picks,
+    hints: Hints,
     residual: Vec<f32>,
     logits: Vec<f32>,
     pub(crate) bad_router_rows: u64,
@@ -103,14 +106,16 @@ impl<B: Backend> Engine<B> {
 
     /// Acquires and runs the experts that the chunk's tokens chose in `layer`.
     fn run_experts(&mut self, layer: usize) -> Result<()> {
-        let picks = &mut self.scratch.picks;
+        let ChunkScratch { picks, hints, .. } = &mut self.scratch;
         picks.sort(&self.ws.routing);
+        hints.set(&self.ws.routing, self.policy);
         let spec: &ModelSpec = self.model.spec();
         let experts = &spec.experts[layer];
         let mut first = 0;
         while first < picks.needed.len() {
             let n = self.store.max_batch(layer).min(picks.needed.len() - first);
-            let lease = self.store.acquire(self.clock, layer, &picks.needed[first..first + n])?;
+            let access = ExpertAccess::new(self.clock, layer, &picks.needed[first..first + n]);
+            let lease = self.store.acquire_with(&hints.add(access))?;
             let jobs = (0..n).map(|i| {
                 let (start, end) = (picks.starts[first + i], picks.starts[first + i + 1]);
                 let parts = [lease.part(i, 0), lease.part(i, 1), lease.part(i, 2)];
@@ -157,6 +162,58 @@ impl<B: Backend> Engine<B> {
             }
         }
         Ok(())
+    }
+}
+
+/// What some policies learn from besides a token's choices.
+#[derive(Debug, Default)]
+struct Hints {
+    /// Experts ranked behind the chosen ones, as many as were chosen.
+    near: Vec<u16>,
+    /// Probability of every expert; empty where no policy asks.
+    probs: Vec<f32>,
+    ranked: Vec<u16>,
+}
+
+impl Hints {
+    /// Prepares what `policy` asks for. Only single tokens give hints: a chunk's choices have no
+    /// one ranking.
+    fn set(&mut self, routing: &Routing, policy: PolicyKind) {
+        self.near.clear();
+        self.probs.clear();
+        if routing.n_tokens() != 1 {
+            return;
+        }
+        let logits = routing.logits(0);
+        match policy {
+            PolicyKind::NearPickEma => {
+                let usable = |e: &u16| logits[usize::from(*e)].is_finite();
+                let chosen = routing.ids(0);
+                self.ranked.clear();
+                self.ranked.extend((0..routing.n_expert()).map(|e| e as u16));
+                self.ranked.retain(|e| usable(e) && !chosen.contains(e));
+                self.ranked.sort_by(|a, b| {
+                    logits[usize::from(*b)].total_cmp(&logits[usize::from(*a)]).then(a.cmp(b))
+                });
+                self.near.extend(self.ranked.iter().take(routing.k()));
+            }
+            PolicyKind::InverseRouterEma => {
+                let finite = |z: f32| if z.is_finite() { z } else { f32::NEG_INFINITY };
+                let max = logits.iter().map(|z| finite(*z)).fold(f32::NEG_INFINITY, f32::max);
+                self.probs.extend(logits.iter().map(|z| (finite(*z) - max).exp()));
+                let total: f32 = self.probs.iter().sum();
+                self.probs.iter_mut().for_each(|p| *p /= total);
+            }
+            _ => {}
+        }
+    }
+
+    fn add<'a>(&'a self, access: ExpertAccess<'a>) -> ExpertAccess<'a> {
+        let access = access.with_near(&self.near);
+        match self.probs.is_empty() {
+            true => access,
+            false => access.with_probs(&self.probs),
+        }
     }
 }
 

@@ -73,6 +73,7 @@ pub struct Engine<B: Backend = CpuBackend> {
     pub(crate) ws: Workspace<B>,
     pub(crate) staging: Staging<B>,
     pub(crate) scratch: ChunkScratch,
+    pub(crate) policy: PolicyKind,
     /// Counts steps of the expert store, so that policies see time pass.
     pub(crate) clock: u64,
     stats: Stats,
@@ -111,7 +112,7 @@ impl<B: Backend> Engine<B> {
         options: EngineOptions,
         reader: impl FnOnce(&FileSet) -> Result<Box<dyn ReadBackend>>,
     ) -> Result<Self> {
-        let paths: Vec<_> = (0..file.n_shards()).map(|s| file.path(s).to_owned()).collect();
+        let paths: Vec<_> = (0..file.n_shards()).filter_map(|s| file.path(s)).collect();
         let files = FileSet::open(&paths)?;
         let model = thalweg_model::bind(&backend, &file)?;
         // The header was read through one handle, experts will be through another.
@@ -137,7 +138,7 @@ impl<B: Backend> Engine<B> {
                 rows.offset_bytes,
                 rows.row_bytes,
                 rows.n_rows,
-                plan.row_cache_bytes,
+                plan.row_cache_bytes.saturating_sub(RowTable::STAGING_BYTES as u64),
             )?),
             None => None,
         };
@@ -156,6 +157,7 @@ impl<B: Backend> Engine<B> {
             staging,
             model,
             scratch: ChunkScratch::default(),
+            policy: options.policy,
             clock: 0,
             stats: Stats::default(),
         })

@@ -111,11 +111,11 @@ mod tests {
     #[test]
     fn a_group_in_use_has_what_is_left() {
         let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("memory.max"), "1000\n").unwrap();
+        fs::write(dir.path().join("memory.max"), "1000\n").unwrap();
         assert_eq!(group_available(dir.path()), Some(1000));
-        std::fs::write(dir.path().join("memory.current"), "400\n").unwrap();
+        fs::write(dir.path().join("memory.current"), "400\n").unwrap();
         assert_eq!(group_available(dir.path()), Some(600));
-        std::fs::write(dir.path().join("memory.current"), "4000\n").unwrap();
+        fs::write(dir.path().join("memory.current"), "4000\n").unwrap();
         assert_eq!(group_available(dir.path()), Some(0));
         assert_eq!(group_available(&dir.path().join("missing")), None);
     }

@@ -1,1 +1,21 @@
-//! Expert slots and table rows read from disk into bounded memory
+#![doc = include_str!("../README.md")]
+#![deny(unsafe_code)]
+
+mod arena;
+mod block_cache;
+mod buf;
+mod error;
+mod experts;
+mod files;
+pub mod io;
+mod layout;
+mod rows;
+
+pub use arena::{Arena, Region, SizeClass};
+pub use buf::{ALIGNMENT_BYTES, AlignedBuf, SlotBuf};
+pub use error::{Change, CheckError, Error, Extent, Result};
+pub use experts::{ContentCheck, ExpertAccess, ExpertStore, ExpertStoreConfig, Lease, StoreStats};
+pub use files::FileSet;
+pub use io::{PreadBackend, ReadAt, ReadBackend, ReadDone, ReadOp, Segment};
+pub use layout::{ExpertLayout, ExpertPartLayout, PART_ALIGNMENT_BYTES};
+pub use rows::{RowStats, RowTable};

@@ -84,7 +84,7 @@ pub fn generate<B: Backend>(
     on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
 ) -> Result<Reply> {
     let mut sampler = Sampler::new(options.sampler)?;
-    sampler.mask(unused_ids(engine, tokenizer));
+    sampler.mask(&unused_ids(engine, tokenizer));
     let mut stop = StopStrings::new(options.stop.iter().map(String::as_str))?;
     let mut text = String::new();
     let mut tokens = Vec::new();
@@ -120,7 +120,7 @@ pub fn generate<B: Backend>(
         if !out.text.is_empty() && on_event(Event::Text(&out.text)).is_break() {
             break Finish::Stopped;
         }
-        if out.stopped {
+        if out.stopped_by.is_some() {
             return Ok(Reply { tokens, text, finish: Finish::StopText, reused_tokens });
         }
         // The last token's logits would serve nobody.

@@ -52,7 +52,7 @@ fn run(args: &Args) -> Result<()> {
     ensure!(args.repetitions > 0, "-r must be at least 1");
     let start = Instant::now();
     let file = args.model.file()?;
-    let path = file.path(0).to_owned();
+    let path = file.path(0).map(ToOwned::to_owned).unwrap_or_default();
     let mut engine = args.model.engine(file, args.prompt_tokens + args.decode_steps)?;
     let mut session = engine.session()?;
     let open_ms = start.elapsed().as_secs_f64() * 1e3;

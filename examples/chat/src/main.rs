@@ -76,7 +76,7 @@ fn run(args: &Args) -> Result<()> {
         stop: Vec::new(),
     };
 
-    let opening: Vec<_> = args.system.iter().map(Message::system).collect();
+    let opening: Vec<_> = args.system.iter().map(|s| Message::new("system", s.as_str())).collect();
     let mut history = opening.clone();
     let mut lines = std::io::stdin().lock().lines();
     let mut out = std::io::stdout();
@@ -94,7 +94,7 @@ fn run(args: &Args) -> Result<()> {
                 history.clone_from(&opening);
                 continue;
             }
-            said => history.push(Message::user(said)),
+            said => history.push(Message::new("user", said)),
         }
         let before = engine.stats();
         let prompt = text.chat(&history)?;
@@ -138,7 +138,7 @@ fn run(args: &Args) -> Result<()> {
             Finish::ContextFull => eprintln!("(the context is full; /clear forgets it)"),
             _ => {}
         }
-        history.push(Message::assistant(&reply.text));
+        history.push(Message::new("assistant", reply.text));
         if let Some(format) = args.stats {
             print_stats(format, &engine.stats().since(&before), engine.plan())?;
         }

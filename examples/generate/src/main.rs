@@ -81,7 +81,7 @@ fn run(args: &Args) -> Result<()> {
     let text = Text::from_file(&file)?;
     let prompt = match args.raw || !text.has_template() {
         true => text.raw(&args.prompt),
-        false => text.chat(&[Message::user(&args.prompt)])?,
+        false => text.chat(&[Message::new("user", args.prompt.as_str())])?,
     };
     let n_ctx = args.ctx.unwrap_or(prompt.len() + args.max_tokens.max(1));
     let mut engine = args.model.engine(file, n_ctx)?;

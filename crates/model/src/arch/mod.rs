@@ -15,7 +15,7 @@ pub const SUPPORTED: &str = "qwen4exp";
 /// A bound model: resident weights and the stages of its forward pass.
 ///
 /// Immutable; everything that changes is in the workspace, the sequence state and the staging.
-pub trait Architecture<B: Backend>: Send + Sync {
+pub trait Architecture<B: Backend>: std::fmt::Debug + Send + Sync {
     /// Sizes and the places of what is not resident.
     fn spec(&self) -> &ModelSpec;
 

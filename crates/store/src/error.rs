@@ -1,0 +1,341 @@
+//! `Error`: everything that can go wrong in this crate, with the facts.
+//!
+//! Owns the messages. A failed read names the file and the place; the store wraps it in
+//! [`Error::Expert`], which names the layer and the expert. Owns no state.
+
+use std::path::PathBuf;
+use std::{fmt, io};
+
+/// `Result` with this crate's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What a content check may return; see [`ExpertStore::set_check`](crate::ExpertStore::set_check).
+pub type CheckError = Box<dyn std::error::Error + Send + Sync>;
+
+/// What went wrong.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A file cannot be opened or looked at.
+    #[error("cannot open {}", path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The path leads to a folder, a pipe or a device.
+    #[error("{} is not a regular file", path.display())]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A file is no longer what was opened: what has been read of it before does not belong
+    /// together with what would be read now.
+    #[error("{} changed while it was open: {change}; open it again", path.display())]
+    FileChanged {
+        /// The file.
+        path: PathBuf,
+        /// How it is noticed.
+        change: Change,
+    },
+    /// No file of the set has this number.
+    #[error("file {file} of a set of {n_files}")]
+    NoSuchFile {
+        /// The number asked for.
+        file: usize,
+        /// Files in the set.
+        n_files: usize,
+    },
+    /// The system failed a read.
+    #[error("reading {len_bytes} bytes at {offset_bytes} of {} failed", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Where the read began.
+        offset_bytes: u64,
+        /// Bytes asked for.
+        len_bytes: usize,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The file ends within a read.
+    #[error(
+        "{} ends within a read at {offset_bytes}: wanted {wanted_bytes} bytes, got {got_bytes}",
+        path.display()
+    )]
+    UnexpectedEof {
+        /// The file.
+        path: PathBuf,
+        /// Where the read began.
+        offset_bytes: u64,
+        /// Bytes asked for.
+        wanted_bytes: usize,
+        /// Bytes there were.
+        got_bytes: usize,
+    },
+    /// A segment of a read does not lie within its buffer.
+    #[error("segment of {len_bytes} bytes at {dst_bytes} exceeds a buffer of {buf_bytes} bytes")]
+    BadSegment {
+        /// Where in the buffer the segment begins.
+        dst_bytes: usize,
+        /// Its length.
+        len_bytes: usize,
+        /// The buffer's length.
+        buf_bytes: usize,
+    },
+    /// The read backend broke its contract: operations went in and did not come back.
+    #[error("the read backend did not return {n_lost} of its operations")]
+    OperationsLost {
+        /// Operations still missing.
+        n_lost: usize,
+    },
+    /// The buffer of a slot is still with the read backend, after [`Error::OperationsLost`].
+    #[error("the buffer of arena slot {slot} has not come back from the read backend")]
+    SlotLost {
+        /// The slot, counted over the whole arena.
+        slot: usize,
+    },
+    /// An expert could not be loaded.
+    #[error("cannot load expert {expert} of layer {layer}")]
+    Expert {
+        /// The layer.
+        layer: usize,
+        /// The expert within the layer.
+        expert: u16,
+        /// The reason.
+        source: Box<Self>,
+    },
+    /// The content check refused what was read.
+    #[error("part {part} at {offset_bytes} of {} is not usable", path.display())]
+    Rejected {
+        /// The file.
+        path: PathBuf,
+        /// Where the part begins.
+        offset_bytes: u64,
+        /// The part of the expert.
+        part: usize,
+        /// What the check returned.
+        source: CheckError,
+    },
+    /// Memory could not be had.
+    #[error("cannot allocate {wanted_bytes} bytes")]
+    OutOfMemory {
+        /// Bytes asked for.
+        wanted_bytes: usize,
+    },
+    /// A size exceeds what can be addressed.
+    #[error("size of {what} exceeds the address space")]
+    TooLarge {
+        /// What has the size.
+        what: &'static str,
+    },
+    /// A layer has more experts than an id can name.
+    #[error("layer {layer} has {found} experts, at most {limit} are possible")]
+    TooManyExperts {
+        /// The layer.
+        layer: usize,
+        /// Its experts.
+        found: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// A layer with experts that have no parts.
+    #[error("the experts of layer {layer} have no parts")]
+    NoParts {
+        /// The layer.
+        layer: usize,
+    },
+    /// A part without bytes, or longer than the distance from one expert to the next.
+    #[error(
+        "part {part} of layer {layer} has {len_bytes} bytes an expert, {stride_bytes} bytes apart"
+    )]
+    BadPart {
+        /// The layer.
+        layer: usize,
+        /// The part.
+        part: usize,
+        /// Bytes of one expert.
+        len_bytes: u64,
+        /// Bytes from one expert to the next.
+        stride_bytes: u64,
+    },
+    /// A part or a table extends beyond its file.
+    #[error("{what} ends at {end_bytes}, beyond the {len_bytes} bytes of {}", path.display())]
+    BeyondFile {
+        /// What does.
+        what: Extent,
+        /// The file.
+        path: PathBuf,
+        /// Where it ends.
+        end_bytes: u64,
+        /// The file's length.
+        len_bytes: u64,
+    },
+    /// A list with one entry a layer has another length.
+    #[error("{what} is given for {found} layers, expected {expected}")]
+    LayerCount {
+        /// The list.
+        what: &'static str,
+        /// Layers of the layout.
+        expected: usize,
+        /// Entries.
+        found: usize,
+    },
+    /// Fewer slots than experts that are needed at the same time.
+    #[error("layer {layer} has {slots} slots, but {batch} experts must be resident together")]
+    SlotsBelowBatch {
+        /// The layer.
+        layer: usize,
+        /// Its slots.
+        slots: usize,
+        /// Experts needed together.
+        batch: usize,
+    },
+    /// More slots, or a larger batch, than the layer has experts.
+    #[error("{what} of layer {layer} is {found}, but it has {n_expert} experts")]
+    AboveExperts {
+        /// The layer.
+        layer: usize,
+        /// The figure.
+        what: &'static str,
+        /// Its value.
+        found: usize,
+        /// Experts in the layer.
+        n_expert: usize,
+    },
+    /// No layer has this number.
+    #[error("layer {layer} of {n_layer}")]
+    LayerOutOfRange {
+        /// The number asked for.
+        layer: usize,
+        /// Layers.
+        n_layer: usize,
+    },
+    /// No expert of the layer has this id.
+    #[error("expert {expert} of layer {layer}, which has {n_expert}")]
+    ExpertOutOfRange {
+        /// The layer.
+        layer: usize,
+        /// The id asked for.
+        expert: u16,
+        /// Experts in the layer.
+        n_expert: usize,
+    },
+    /// A batch names an expert twice.
+    #[error("expert {expert} of layer {layer} occurs twice in one batch")]
+    DuplicateExpert {
+        /// The layer.
+        layer: usize,
+        /// The expert.
+        expert: u16,
+    },
+    /// A batch does not fit in the slots of its layer.
+    #[error("{picks} experts of layer {layer} do not fit in its {slots} slots at once")]
+    BatchTooLarge {
+        /// The layer.
+        layer: usize,
+        /// Experts in the batch.
+        picks: usize,
+        /// Slots of the layer.
+        slots: usize,
+    },
+    /// The policy or the residency table of a layer refused.
+    #[error("the cache of layer {layer} failed")]
+    Cache {
+        /// The layer.
+        layer: usize,
+        /// The reason.
+        source: thalweg_cache::Error,
+    },
+    /// Rows of no bytes.
+    #[error("a table needs rows of at least one byte")]
+    EmptyRow,
+    /// No row of the table has this number.
+    #[error("row {row} of {n_rows}, asked for at position {position}")]
+    RowOutOfRange {
+        /// Position in the request.
+        position: usize,
+        /// The number asked for.
+        row: u64,
+        /// Rows in the table.
+        n_rows: u64,
+    },
+    /// The output does not hold the rows exactly.
+    #[error("output of {found_bytes} bytes for {n_rows} rows of {row_bytes} bytes")]
+    OutputLength {
+        /// Rows asked for.
+        n_rows: usize,
+        /// Bytes of a row.
+        row_bytes: usize,
+        /// Bytes of the output.
+        found_bytes: usize,
+    },
+    /// `validate` found a broken invariant: a fault of this crate, not of its caller.
+    #[error("invariant {invariant} of the {owner} is broken at {place}")]
+    Broken {
+        /// The structure.
+        owner: &'static str,
+        /// The invariant's number in the structure's documentation.
+        invariant: u32,
+        /// A layer, slot or block that shows it.
+        place: u64,
+    },
+}
+
+/// How a file is noticed to be another than the one opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Change {
+    /// Nothing is at the path any more.
+    Missing,
+    /// Another file is at the path.
+    Replaced,
+    /// The length differs.
+    Length {
+        /// Bytes when it was opened.
+        expected_bytes: u64,
+        /// Bytes now.
+        found_bytes: u64,
+    },
+    /// The time of the last modification differs.
+    Modified,
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing => f.write_str("it was removed"),
+            Self::Replaced => f.write_str("another file took its place"),
+            Self::Length {
+                expected_bytes,
+                found_bytes,
+            } => write!(f, "it had {expected_bytes} bytes and has {found_bytes}"),
+            Self::Modified => f.write_str("it was written to"),
+        }
+    }
+}
+
+/// What lies in a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Extent {
+    /// A part of a layer's experts.
+    Part {
+        /// The layer.
+        layer: usize,
+        /// The part.
+        part: usize,
+    },
+    /// A table of rows.
+    Rows,
+}
+
+impl fmt::Display for Extent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Part { layer, part } => write!(f, "part {part} of layer {layer}"),
+            Self::Rows => f.write_str("the row table"),
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Reading: the `ReadBackend` seam, and the backends behind it.
+//!
+//! Owns the shape of an operation (owned buffers move in and come back) and the loop that runs a
+//! set of them to completion. Does not own the buffers (`arena`) nor what is read (`experts`,
+//! `rows`). Memory: none of its own.
+//! Invariant: whatever happens, every operation handed over comes back with its buffer.
+
+pub mod fault;
+pub(crate) mod platform;
+mod pread;
+
+use crate::{Error, Result, SlotBuf};
+
+pub use pread::{PreadBackend, ReadAt};
+
+/// One range of a file and where in the buffer it lands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Segment {
+    /// Number of the file in its set.
+    pub file: usize,
+    /// Where in the file the range begins.
+    pub offset_bytes: u64,
+    /// Its length.
+    pub len_bytes: usize,
+    /// Where in the buffer it goes.
+    pub dst_bytes: usize,
+}
+
+/// A read: some ranges into one buffer, which the operation owns while it is under way.
+#[derive(Debug)]
+pub struct ReadOp {
+    /// The submitter's number for it, unique among those under way.
+    pub id: u64,
+    /// What to read; served in order, but a backend may serve them at the same time.
+    pub segments: Vec<Segment>,
+    /// Where to.
+    pub buf: SlotBuf,
+}
+
+impl ReadOp {
+    /// Bytes of all segments.
+    #[must_use]
+    pub fn len_bytes(&self) -> u64 {
+        self.segments.iter().map(|s| s.len_bytes as u64).sum()
+    }
+}
+
+/// An operation that came back.
+#[derive(Debug)]
+pub struct ReadDone {
+    /// The operation, with its buffer. After a failure the buffer's content is not defined.
+    pub op: ReadOp,
+    /// Whether all segments are complete.
+    pub result: Result<()>,
+}
+
+/// Carries out reads: one at a time, or many at once.
+///
+/// The contract:
+///
+/// 1. An operation accepted by [`submit`](Self::submit) comes out of [`wait`](Self::wait) exactly
+///    once, with the buffer that went in, in any order.
+/// 2. It is successful only if every byte of every segment is in the buffer. Interrupted and short
+///    reads are the backend's business; the end of the file is a failure.
+/// 3. `submit` refuses only while something is under way.
+/// 4. `wait` blocks until something is done, unless nothing is under way.
+pub trait ReadBackend: Send {
+    /// Hands over an operation.
+    ///
+    /// # Errors
+    /// Gives the operation back when no more can be taken now: wait, then try again.
+    fn submit(&mut self, op: ReadOp) -> std::result::Result<(), ReadOp>;
+
+    /// Waits for something to be done and appends everything that is.
+    fn wait(&mut self, done: &mut Vec<ReadDone>);
+
+    /// Operations under way: submitted and not yet returned.
+    fn in_flight(&self) -> usize;
+}
+
+/// Runs operations to completion. On return `done` holds those that were carried out, and `ops`
+/// those that were not begun because an earlier one had failed.
+///
+/// # Errors
+/// [`Error::OperationsLost`] when the backend breaks its contract; failed reads are in `done`.
+pub(crate) fn run_all(
+    backend: &mut dyn ReadBackend,
+    ops: &mut Vec<ReadOp>,
+    done: &mut Vec<ReadDone>,
+) -> Result<()> {
+    // Taken from the end.
+    ops.reverse();
+    let mut n_out = 0_usize;
+    let mut failed = false;
+    while n_out > 0 || (!failed && !ops.is_empty()) {
+        let mut refused = false;
+        while !failed && !refused {
+            let Some(op) = ops.pop() else { break };
+            match backend.submit(op) {
+                Ok(()) => n_out += 1,
+                Err(op) => {
+                    ops.push(op);
+                    refused = true;
+                }
+            }
+        }
+        let n_before = done.len();
+        backend.wait(done);
+        let back = &done[n_before..];
+        if back.is_empty() {
+            // Nothing to wait for although something is out, or refused with nothing out.
+            return Err(Error::OperationsLost {
+                n_lost: n_out.max(1),
+            });
+        }
+        n_out = n_out.saturating_sub(back.len());
+        failed |= back.iter().any(|d| d.result.is_err());
+    }
+    Ok(())
+}

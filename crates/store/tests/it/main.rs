@@ -1,0 +1,8 @@
+//! The store as its users see it: files on disk, leases, rows, and everything that goes wrong.
+
+mod experts;
+mod faults;
+mod files;
+mod fixture;
+mod operations;
+mod rows;

@@ -130,7 +130,7 @@ impl Observer for Compare<'_> {
 }
 
 /// The larger of two differences, and not a number if either is: that is the worst of all.
-fn worse(a: f64, b: f64) -> f64 {
+pub(crate) fn worse(a: f64, b: f64) -> f64 {
     if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) }
 }
 

@@ -2,6 +2,7 @@
 
 mod folder;
 mod judge;
+mod rows;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -12,6 +13,7 @@ use thalweg_examples_common::ModelArgs;
 
 use crate::folder::Folder;
 use crate::judge::{Verdict, judge};
+use crate::rows::{Rows, RowsVerdict};
 
 /// Check a model against a folder of goldens.
 ///
@@ -19,6 +21,9 @@ use crate::judge::{Verdict, judge};
 /// continuation, routes) and little-endian f32 logits. One JSON line is printed per prompt. The
 /// exit code is 1 when logits differ by more than --tol, likelihoods by more than --nll-tol, or a
 /// greedy token or a route differs where the golden's own gap says that it must not.
+///
+/// A DIR with tokens.txt instead holds every logit (logits.npy) and every residual (hidden.npy) of
+/// one sequence; the exit code is 1 when they differ by more than --tol and --residual-tol.
 #[derive(Debug, Parser)]
 struct Args {
     #[command(flatten)]
@@ -36,6 +41,10 @@ struct Args {
     #[arg(long, value_name = "D", default_value_t = 1e-3)]
     nll_tol: f64,
 
+    /// Largest difference of a residual
+    #[arg(long, value_name = "D", default_value_t = 1e-4)]
+    residual_tol: f64,
+
     /// Folder of goldens
     dir: PathBuf,
 }
@@ -52,6 +61,9 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<bool> {
+    if args.dir.join(rows::TOKENS).is_file() {
+        return run_rows(args);
+    }
     let folder = Folder::open(&args.dir)?;
     let n_ctx = folder.prompts.iter().map(|p| p.tokens.len() + p.greedy.len()).max();
     let n_ctx = n_ctx.context("the manifest has no prompts")?;
@@ -65,6 +77,19 @@ fn run(args: &Args) -> Result<bool> {
         passed &= within(args, &verdict);
         println!("{}", verdict.json(&prompt.name, within(args, &verdict)));
     }
+    Ok(passed)
+}
+
+/// A folder that holds everything of one sequence.
+fn run_rows(args: &Args) -> Result<bool> {
+    let rows = Rows::open(&args.dir)?;
+    let mut engine = args.model.engine(args.model.file()?, rows.tokens.len())?;
+    let mut session = engine.session()?;
+    let verdict: RowsVerdict = rows.judge(&mut engine, &mut session)?;
+    let passed = verdict.max_abs <= args.tol
+        && verdict.mean_abs <= args.mean_tol
+        && verdict.max_residual <= args.residual_tol;
+    println!("{}", verdict.json(passed));
     Ok(passed)
 }
 

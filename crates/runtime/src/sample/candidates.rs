@@ -2,9 +2,9 @@
 //!
 //! Owns their order and their weights. Does not own the choice of thresholds. Memory: 8 bytes for
 //! each token of the vocabulary, reused.
-//! Invariants: 1. logits are finite, at most 0, and 0 for the best. 2. Candidates stand by ascending
-//! id until a step ranks them, best first from then on; both orders are unique, so neither a sort
-//! nor a selection can change a sum. 3. The best is never dropped.
+//! Invariants: 1. logits are finite, at most 0, and 0 for the best. 2. Candidates stand by
+//! ascending id until a step ranks them, best first from then on; both orders are unique, so
+//! neither a sort nor a selection can change a sum. 3. The best is never dropped.
 
 use super::exp::exp_up_to_zero;
 use super::greedy::largest;
@@ -33,12 +33,16 @@ impl Candidate {
 }
 
 /// The candidates of one token, from the whole vocabulary down to those that the draw is from.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Candidates {
     items: Vec<Candidate>,
 }
 
 impl Candidates {
+    pub(super) fn new() -> Self {
+        Self { items: Vec::new() }
+    }
+
     /// The candidates: by ascending id, or best first once a step has ranked them.
     pub fn as_slice(&self) -> &[Candidate] {
         &self.items
@@ -59,19 +63,14 @@ impl Candidates {
     /// # Cost
     /// One exponential for each candidate.
     pub fn total_weight(&self) -> f64 {
-        // Independent lanes in a fixed order: the same sum everywhere, without a chain of additions.
-        let mut lanes = [0.0_f64; 8];
-        let (chunks, rest) = self.items.as_chunks::<8>();
-        for chunk in chunks {
-            for (lane, candidate) in lanes.iter_mut().zip(chunk) {
-                *lane += f64::from(candidate.weight());
-            }
-        }
-        let rest = rest.iter().map(|candidate| f64::from(candidate.weight()));
-        lanes.into_iter().chain(rest).sum()
+        let mut block = [0.0; BLOCK];
+        self.items
+            .chunks(BLOCK)
+            .map(|candidates| sum(weights(candidates, &mut block)))
+            .sum()
     }
 
-    /// Keeps the `n` best, at least one, and ranks them. Changes nothing if there are no more.
+    /// Keeps the `n` best, at least one, and ranks them. Does nothing if there are no more.
     ///
     /// # Cost
     /// O(`len`) and a sort of `n`.
@@ -101,24 +100,26 @@ impl Candidates {
         }
         self.items.truncate(buffered);
         if buffered > n {
-            self.items.select_nth_unstable_by_key(n - 1, Candidate::rank);
+            self.items
+                .select_nth_unstable_by_key(n - 1, Candidate::rank);
             self.items.truncate(n);
         }
         self.items.sort_unstable_by_key(Candidate::rank);
     }
 
     /// Keeps the fewest best candidates that have `mass` of the probability, at least one, and
-    /// ranks them.
+    /// ranks them. What is not from 0 to 1 counts as the nearer end, NaN as 1.
     ///
     /// # Cost
-    /// O(`len`) and a sort of at most about four times what is kept.
+    /// O(`len`) and a sort of at most 64, or five times what is kept.
     pub fn keep_mass(&mut self, mass: f32) {
-        let mass = f64::from(mass);
+        let mass = f64::from(within_unit(mass));
         let total = self.total_weight();
         // All candidates below (1 - mass) / len of the total have less than 1 - mass together, so
         // none of them is needed. Half of that leaves room for rounding.
         let floor = (0.5 * (1.0 - mass) * total / self.items.len() as f64).ln();
-        self.items.retain(|candidate| f64::from(candidate.logit) >= floor);
+        self.items
+            .retain(|candidate| f64::from(candidate.logit) >= floor);
 
         // Rank the front, a growing part at a time, until it has the mass.
         let wanted = mass * total;
@@ -144,14 +145,19 @@ impl Candidates {
         }
     }
 
-    /// Keeps candidates with at least this [weight](Candidate::weight), and the best in any case.
+    /// Keeps candidates with at least this [weight](Candidate::weight), the best in any case. What
+    /// is not from 0 to 1 counts as the nearer end, NaN as 1.
     ///
     /// # Cost
-    /// One exponential for each candidate.
+    /// O(`len`), an exponential only for candidates near or above the threshold.
     pub fn keep_weight(&mut self, min_weight: f32) {
-        // Also for NaN: `min` returns the other number.
-        let min_weight = min_weight.min(1.0);
-        self.items.retain(|candidate| candidate.weight() >= min_weight);
+        let min_weight = within_unit(min_weight);
+        // A logarithm may differ between platforms; what it rejects, the comparison of weights
+        // would have rejected by far.
+        let floor = (f64::from(min_weight) * 0.999).ln();
+        self.items.retain(|candidate| {
+            f64::from(candidate.logit) >= floor && candidate.weight() >= min_weight
+        });
     }
 
     /// Replaces the candidates by the usable logits of a row, `[n_vocab]`, at a temperature above
@@ -164,7 +170,8 @@ impl Candidates {
         if best == f32::INFINITY {
             // Differences from infinity mean nothing: only its equals are left, alike.
             let infinite = rows.filter(|&(_, &logit)| logit >= best);
-            self.items.extend(infinite.map(|(id, _)| Candidate { id, logit: 0.0 }));
+            self.items
+                .extend(infinite.map(|(id, _)| Candidate { id, logit: 0.0 }));
         } else {
             // The difference comes first, so that a tiny temperature cannot overflow upward.
             let usable = rows.filter(|&(_, &logit)| logit > f32::NEG_INFINITY);
@@ -176,22 +183,34 @@ impl Candidates {
     }
 
     /// The candidate where the running sum of probabilities passes `unit`, from 0 to below 1.
+    ///
+    /// `None` only if there is no candidate.
     pub(super) fn at_quantile(&self, unit: f64) -> Option<u32> {
         let wanted = unit * self.total_weight();
-        let mut sum = 0.0;
-        let mut last = None;
-        for candidate in &self.items {
-            let weight = candidate.weight();
-            if weight > 0.0 {
-                last = Some(candidate.id);
-                sum += f64::from(weight);
-                if sum > wanted {
-                    return last;
+        let mut block = [0.0; BLOCK];
+        let mut before = 0.0;
+        for candidates in self.items.chunks(BLOCK) {
+            let weights = weights(candidates, &mut block);
+            // The same sums in the same order as in the total: one of them passes what is wanted.
+            let after = before + sum(weights);
+            if after > wanted {
+                // Within the block the order differs, so the end can be a rounding short of it;
+                // then the last candidate that has a weight is meant.
+                let mut last = None;
+                for (candidate, &weight) in candidates.iter().zip(weights) {
+                    if weight > 0.0 {
+                        last = Some(candidate.id);
+                        before += f64::from(weight);
+                        if before > wanted {
+                            break;
+                        }
+                    }
                 }
+                return last;
             }
+            before = after;
         }
-        // The running sum can end a rounding below the total.
-        last
+        None
     }
 
     /// The `n` best ids with natural log probabilities among the candidates, best first.
@@ -204,7 +223,7 @@ impl Candidates {
         // `keep_best` leaves a list that was short enough in its own order.
         self.items.sort_unstable_by_key(Candidate::rank);
         let log_prob = |candidate: &Candidate| (f64::from(candidate.logit) - log_total) as f32;
-        self.items.iter().map(|c| (c.id, log_prob(c).max(f32::MIN))).collect()
+        self.items.iter().map(|c| (c.id, log_prob(c))).collect()
     }
 
     /// Candidates that fit without another allocation.
@@ -212,4 +231,44 @@ impl Candidates {
     pub(super) fn capacity(&self) -> usize {
         self.items.capacity()
     }
+}
+
+/// A number from 0 to 1: the nearer end for others, 1 for NaN.
+fn within_unit(value: f32) -> f32 {
+    if value.is_nan() {
+        1.0
+    } else {
+        value.clamp(0.0, 1.0)
+    }
+}
+
+/// Candidates whose weights are computed at a time.
+const BLOCK: usize = 256;
+
+/// Weights of up to [`BLOCK`] candidates.
+fn weights<'a>(candidates: &[Candidate], block: &'a mut [f32; BLOCK]) -> &'a [f32] {
+    let weights = &mut block[..candidates.len()];
+    for (weight, candidate) in weights.iter_mut().zip(candidates) {
+        *weight = candidate.logit;
+    }
+    // A loop of its own over a plain slice compiles to vector instructions.
+    for weight in weights.iter_mut() {
+        *weight = exp_up_to_zero(*weight);
+    }
+    weights
+}
+
+/// Sum in lanes: an order of its own, the same everywhere, and no chain of dependent additions.
+fn sum(weights: &[f32]) -> f64 {
+    let mut lanes = [0.0_f64; 8];
+    let (chunks, rest) = weights.as_chunks::<8>();
+    for chunk in chunks {
+        for (lane, &weight) in lanes.iter_mut().zip(chunk) {
+            *lane += f64::from(weight);
+        }
+    }
+    lanes
+        .into_iter()
+        .chain(rest.iter().copied().map(f64::from))
+        .sum()
 }

@@ -10,7 +10,7 @@ const UNDERFLOW: f32 = -87.0;
 /// Added and subtracted, it rounds to an integer, which stands in the low bits in between.
 const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
 /// ln 2 in two parts; the first has 9 bits, so that its product with n is exact.
-const LN_2_HIGH: f32 = 0.693_359_375;
+const LN_2_HIGH: f32 = 355.0 / 512.0;
 const LN_2_LOW: f32 = -2.121_944_4e-4;
 
 /// e^x for x <= 0; 0 for x < -87. Anything goes for other x, but no panic.
@@ -20,7 +20,15 @@ pub(super) fn exp_up_to_zero(x: f32) -> f32 {
     let n = rounded - ROUND;
     let r = (x - n * LN_2_HIGH) - n * LN_2_LOW;
     let mut e = 1.0 / 5040.0;
-    for coefficient in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
+    for coefficient in [
+        1.0 / 720.0,
+        1.0 / 120.0,
+        1.0 / 24.0,
+        1.0 / 6.0,
+        0.5,
+        1.0,
+        1.0,
+    ] {
         e = e * r + coefficient;
     }
     // n as a biased exponent: -126 <= n <= 0 where the result is used.

@@ -23,7 +23,10 @@ pub(super) fn largest(logits: &[f32]) -> f32 {
             *lane = greater(*lane, logit);
         }
     }
-    lanes.into_iter().chain(rest.iter().copied()).fold(f32::NEG_INFINITY, greater)
+    lanes
+        .into_iter()
+        .chain(rest.iter().copied())
+        .fold(f32::NEG_INFINITY, greater)
 }
 
 #[cfg(test)]
@@ -58,6 +61,9 @@ mod tests {
 
     #[test]
     fn positive_infinity_is_chosen_first() {
-        assert_eq!(best(&[f32::MAX, f32::NAN, f32::INFINITY, f32::INFINITY]), Some(2));
+        assert_eq!(
+            best(&[f32::MAX, f32::NAN, f32::INFINITY, f32::INFINITY]),
+            Some(2)
+        );
     }
 }

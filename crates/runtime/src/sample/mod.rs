@@ -72,7 +72,7 @@ impl Sampler {
             mask: Mask::default(),
             steps: step::chain(&options),
             row: Vec::new(),
-            candidates: Candidates::default(),
+            candidates: Candidates::new(),
             options,
         })
     }
@@ -145,7 +145,9 @@ impl Sampler {
             step.truncate(&mut self.candidates);
         }
         let unit = self.rng.next_unit();
-        self.candidates.at_quantile(unit).ok_or_else(|| self.no_candidate())
+        self.candidates
+            .at_quantile(unit)
+            .ok_or_else(|| self.no_candidate())
     }
 
     /// The `n` most probable tokens with their natural log probabilities, best first.
@@ -167,7 +169,11 @@ impl Sampler {
         n: usize,
     ) -> Result<Vec<(u32, f32)>, SampleError> {
         self.adjust(logits, history);
-        let temperature = if self.options.is_greedy() { 1.0 } else { self.options.temperature };
+        let temperature = if self.options.is_greedy() {
+            1.0
+        } else {
+            self.options.temperature
+        };
         self.candidates.collect(&self.row, temperature);
         if self.candidates.is_empty() {
             return Err(self.no_candidate());

@@ -69,9 +69,11 @@ impl SamplerOptions {
             ),
         ];
         match checks.into_iter().find(|&(_, _, usable, _)| !usable) {
-            Some((option, found, _, expected)) => {
-                Err(SampleError::Option { option, expected, found })
-            }
+            Some((option, found, _, expected)) => Err(SampleError::Option {
+                option,
+                expected,
+                found,
+            }),
             None => Ok(()),
         }
     }

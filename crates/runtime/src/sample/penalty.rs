@@ -42,7 +42,9 @@ impl SamplerStep for RepetitionPenalty {
         let window = &history[history.len().saturating_sub(self.window_tokens)..];
         for &id in window {
             let index = id as usize;
-            let Some(logit) = logits.get_mut(index) else { continue };
+            let Some(logit) = logits.get_mut(index) else {
+                continue;
+            };
             let (word, bit) = (&mut self.done[index / 64], 1 << (index % 64));
             if *word & bit == 0 {
                 *word |= bit;
@@ -86,7 +88,11 @@ mod tests {
     fn a_token_is_penalized_once_however_often_it_occurs() {
         let logits = [4.0, -4.0, 0.0, 4.0];
         let once = adjusted(usize::MAX, &logits, &[0, 1, 2]);
-        let often = adjusted(usize::MAX, &logits, &[[0; 200], [1; 200], [2; 200]].concat());
+        let often = adjusted(
+            usize::MAX,
+            &logits,
+            &[[0; 200], [1; 200], [2; 200]].concat(),
+        );
         assert_eq!(once, [2.0, -8.0, 0.0, 4.0]);
         assert_eq!(often, once);
     }
@@ -110,7 +116,13 @@ mod tests {
         assert_eq!(penalized(f32::MAX, 0.5).to_bits(), f32::MAX.to_bits());
         assert_eq!(penalized(f32::MIN, 2.0).to_bits(), f32::MIN.to_bits());
         assert!(penalized(f32::NAN, 2.0).is_nan());
-        assert_eq!(penalized(f32::INFINITY, 2.0).to_bits(), f32::INFINITY.to_bits());
-        assert_eq!(penalized(f32::NEG_INFINITY, 0.5).to_bits(), f32::NEG_INFINITY.to_bits());
+        assert_eq!(
+            penalized(f32::INFINITY, 2.0).to_bits(),
+            f32::INFINITY.to_bits()
+        );
+        assert_eq!(
+            penalized(f32::NEG_INFINITY, 0.5).to_bits(),
+            f32::NEG_INFINITY.to_bits()
+        );
     }
 }

@@ -32,10 +32,25 @@ pub trait SamplerStep: std::fmt::Debug + Send {
 pub(super) fn chain(options: &SamplerOptions) -> Vec<Box<dyn SamplerStep>> {
     let samples = !options.is_greedy();
     let steps: [(bool, Box<dyn SamplerStep>); 4] = [
-        (RepetitionPenalty::is_on(options), Box::new(RepetitionPenalty::new(options))),
-        (samples && options.top_k > 0, Box::new(TopK::new(options.top_k))),
-        (samples && options.top_p < 1.0, Box::new(TopP::new(options.top_p))),
-        (samples && options.min_p > 0.0, Box::new(MinP::new(options.min_p))),
+        (
+            RepetitionPenalty::is_on(options),
+            Box::new(RepetitionPenalty::new(options)),
+        ),
+        (
+            samples && options.top_k > 0,
+            Box::new(TopK::new(options.top_k)),
+        ),
+        (
+            samples && options.top_p < 1.0,
+            Box::new(TopP::new(options.top_p)),
+        ),
+        (
+            samples && options.min_p > 0.0,
+            Box::new(MinP::new(options.min_p)),
+        ),
     ];
-    steps.into_iter().filter_map(|(is_on, step)| is_on.then_some(step)).collect()
+    steps
+        .into_iter()
+        .filter_map(|(is_on, step)| is_on.then_some(step))
+        .collect()
 }

@@ -1,0 +1,52 @@
+//! The embedded model against the goldens of an independent implementation, through the binary.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn golden(args: &[&str], dir: &Path) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_golden"));
+    command.arg("--model").arg(root().join("models/demo.gguf")).args(args).arg(dir);
+    command.output().unwrap()
+}
+
+fn lines(output: &Output) -> Vec<Value> {
+    let text = String::from_utf8(output.stdout.clone()).unwrap();
+    text.lines().map(|l| serde_json::from_str(l).unwrap()).collect()
+}
+
+#[test]
+fn all_six_prompts_agree_with_the_reference() {
+    let output = golden(&[], &root().join("crates/testkit/goldens/demo"));
+    let found = lines(&output);
+    assert!(output.status.success(), "{found:#?}");
+    assert_eq!(found.len(), 6);
+    for line in found {
+        assert!(line["max_abs"].as_f64().unwrap() <= 2e-3, "{line}");
+        assert!(line["mean_abs"].as_f64().unwrap() <= 1e-4, "{line}");
+        assert!(line["max_nll_diff"].as_f64().unwrap() <= 1e-3, "{line}");
+        assert_eq!(line["greedy_mismatches"], 0, "{line}");
+        assert_eq!(line["route_mismatches"], 0, "{line}");
+        assert_eq!(line["compared"]["greedy"], 48, "{line}");
+    }
+}
+
+#[test]
+fn a_tight_tolerance_fails_and_says_which_prompt() {
+    let output = golden(&["--tol", "1e-9"], &root().join("crates/testkit/goldens/demo"));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(lines(&output).iter().all(|l| l["passed"] == false));
+}
+
+#[test]
+fn a_folder_without_goldens_is_an_error() {
+    let output = golden(&[], &root().join("docs"));
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.contains("manifest.json"), "{text}");
+}

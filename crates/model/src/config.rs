@@ -44,10 +44,8 @@ impl<'c, 'a> Keys<'c, 'a> {
     fn size_or_zero(&mut self, name: &str, default: Option<usize>) -> usize {
         let key = self.key(name);
         let metadata = self.check.file().metadata();
-        if metadata.get(&key).is_none() {
-            if let Some(default) = default {
-                return default;
-            }
+        if let (None, Some(default)) = (metadata.get(&key), default) {
+            return default;
         }
         // Some writers store per-layer arrays of one and the same value.
         if let Ok(values) = metadata.u32_array(&key) {
@@ -61,13 +59,14 @@ impl<'c, 'a> Keys<'c, 'a> {
         self.check.value(&key, value) as usize
     }
 
-    /// A required number.
-    pub(crate) fn float(&mut self, name: &str) -> f32 {
+    /// A required finite number above zero.
+    pub(crate) fn positive(&mut self, name: &str) -> f32 {
         let key = self.key(name);
         let value = self.check.file().metadata().f32(&key);
         let value = self.check.value(&key, value);
-        if !value.is_finite() {
-            self.refuse(name, format!("must be finite, found {value}"));
+        let usable = value.is_finite() && value > 0.0;
+        if !usable && !self.is_noted(name) {
+            self.refuse(name, format!("must be finite and above 0, found {value}"));
         }
         value
     }

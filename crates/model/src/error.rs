@@ -103,11 +103,21 @@ impl fmt::Display for Problem {
             Self::MissingTensor { name, expected } => {
                 write!(f, "tensor {name:?} is missing (expected {expected:?})")
             }
-            Self::Shape { name, expected, found } => {
-                write!(f, "tensor {name:?} has shape {found:?}, expected {expected:?}")
+            Self::Shape {
+                name,
+                expected,
+                found,
+            } => {
+                write!(
+                    f,
+                    "tensor {name:?} has shape {found:?}, expected {expected:?}"
+                )
             }
             Self::TensorType { name, found } => {
-                write!(f, "tensor {name:?} has type {found}, which cannot be decoded")
+                write!(
+                    f,
+                    "tensor {name:?} has type {found}, which cannot be decoded"
+                )
             }
         }
     }

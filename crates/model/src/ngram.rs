@@ -22,7 +22,11 @@ impl NgramHash {
         let orders = multipliers.len().checked_sub(1).filter(|o| *o > 0)?;
         let whole = !heads.is_empty() && heads.len().is_multiple_of(orders);
         let positive = heads.iter().all(|(modulus, _)| *modulus > 0);
-        (whole && positive).then_some(Self { multipliers, heads, reset })
+        (whole && positive).then_some(Self {
+            multipliers,
+            heads,
+            reset,
+        })
     }
 
     /// Rows that each token needs.
@@ -53,7 +57,11 @@ impl NgramHash {
                 mixed ^= u64::from(token).wrapping_mul(self.multipliers[back]);
                 if back > 0 {
                     let heads = &self.heads[(back - 1) * per_order..back * per_order];
-                    out.extend(heads.iter().map(|(modulus, offset)| mixed % modulus + offset));
+                    out.extend(
+                        heads
+                            .iter()
+                            .map(|(modulus, offset)| mixed % modulus + offset),
+                    );
                 }
             }
         }
@@ -90,8 +98,22 @@ mod tests {
     #[test]
     fn the_published_constants_give_the_published_rows() {
         let moduli = [
-            20000003, 20000023, 20000033, 20000047, 20000059, 20000063, 20000069, 20000077,
-            20000081, 20000093, 20000107, 20000147, 20000153, 20000159, 20000161, 20000171u64,
+            20000003,
+            20000023,
+            20000033,
+            20000047,
+            20000059,
+            20000063,
+            20000069,
+            20000077,
+            20000081,
+            20000093,
+            20000107,
+            20000147,
+            20000153,
+            20000159,
+            20000161,
+            20000171u64,
         ];
         let mut offset = 0;
         let heads = moduli.map(|m| {

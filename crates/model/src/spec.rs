@@ -70,7 +70,11 @@ impl ExpertSpec {
             let p = &self.parts[i];
             MatView::new(p.ty, p.n_in, p.n_out, bytes[i])
         };
-        Ok(ExpertView { gate: mat(0)?, up: mat(1)?, down: mat(2)? })
+        Ok(ExpertView {
+            gate: mat(0)?,
+            up: mat(1)?,
+            down: mat(2)?,
+        })
     }
 }
 

@@ -81,7 +81,11 @@ impl<B: Backend> SequenceState<B> {
         let wanted = self.n_tokens.saturating_add(n);
         if wanted > self.n_ctx {
             let available = self.n_ctx;
-            return Err(Error::Capacity { what: "context", wanted, available });
+            return Err(Error::Capacity {
+                what: "context",
+                wanted,
+                available,
+            });
         }
         Ok(())
     }

@@ -19,7 +19,10 @@ pub(crate) struct Check<'a> {
 
 impl<'a> Check<'a> {
     pub(crate) fn new(file: &'a Gguf) -> Self {
-        Self { file, problems: Vec::new() }
+        Self {
+            file,
+            problems: Vec::new(),
+        }
     }
 
     pub(crate) fn file(&self) -> &'a Gguf {
@@ -28,12 +31,17 @@ impl<'a> Check<'a> {
 
     /// Notes a metadata problem.
     pub(crate) fn metadata(&mut self, key: &str, reason: impl Into<String>) {
-        self.problems.push(Problem::Metadata { key: key.to_owned(), reason: reason.into() });
+        self.problems.push(Problem::Metadata {
+            key: key.to_owned(),
+            reason: reason.into(),
+        });
     }
 
     /// Whether a problem of this key is noted already.
     pub(crate) fn notes_key(&self, key: &str) -> bool {
-        self.problems.iter().any(|p| matches!(p, Problem::Metadata { key: k, .. } if k == key))
+        self.problems
+            .iter()
+            .any(|p| matches!(p, Problem::Metadata { key: k, .. } if k == key))
     }
 
     /// The value of a typed accessor; a failure is noted and reads as the type's default.
@@ -59,16 +67,26 @@ impl<'a> Check<'a> {
         let wide = |s: &[usize]| s.iter().map(|d| *d as u64).collect::<Vec<_>>();
         let expected = wide(shapes[0]);
         let Some(info) = self.file.tensor(name) else {
-            self.problems.push(Problem::MissingTensor { name: name.to_owned(), expected });
+            self.problems.push(Problem::MissingTensor {
+                name: name.to_owned(),
+                expected,
+            });
             return;
         };
         let found = dims(info);
         if !shapes.iter().any(|s| trim(&wide(s)) == trim(&found)) {
-            self.problems.push(Problem::Shape { name: name.to_owned(), expected, found });
+            self.problems.push(Problem::Shape {
+                name: name.to_owned(),
+                expected,
+                found,
+            });
         }
         if QuantType::from_ggml(info.ty.id()).is_none() {
             let found = info.ty.name().to_owned();
-            self.problems.push(Problem::TensorType { name: name.to_owned(), found });
+            self.problems.push(Problem::TensorType {
+                name: name.to_owned(),
+                found,
+            });
         }
     }
 
@@ -100,7 +118,11 @@ pub(crate) struct Loader<'a, B> {
 
 impl<'a, B: Backend> Loader<'a, B> {
     pub(crate) fn new(backend: &'a B, file: &'a Gguf) -> Self {
-        Self { backend, file, dense_bytes: 0 }
+        Self {
+            backend,
+            file,
+            dense_bytes: 0,
+        }
     }
 
     pub(crate) fn dense_bytes(&self) -> u64 {
@@ -125,24 +147,41 @@ impl<'a, B: Backend> Loader<'a, B> {
         ty.decode_row(&bytes, &mut values)?;
         self.dense_bytes += size_of_val(values.as_slice()) as u64;
         let mut buffer = self.backend.alloc(values.len())?;
-        self.backend.write(&mut self.backend.recorder(), &mut buffer, 0, &values)?;
+        self.backend
+            .write(&mut self.backend.recorder(), &mut buffer, 0, &values)?;
         Ok(buffer)
     }
 
     fn info(&self, name: &str) -> Result<(&'a TensorInfo, QuantType)> {
-        let missing = || Problem::MissingTensor { name: name.to_owned(), expected: Vec::new() };
+        let missing = || Problem::MissingTensor {
+            name: name.to_owned(),
+            expected: Vec::new(),
+        };
         let info = self.file.tensor(name);
-        let info = info.ok_or_else(|| Error::Invalid { problems: vec![missing()] })?;
+        let info = info.ok_or_else(|| Error::Invalid {
+            problems: vec![missing()],
+        })?;
         let ty = QuantType::from_ggml(info.ty.id());
-        let found = || Problem::TensorType { name: name.into(), found: info.ty.name().into() };
-        Ok((info, ty.ok_or_else(|| Error::Invalid { problems: vec![found()] })?))
+        let found = || Problem::TensorType {
+            name: name.into(),
+            found: info.ty.name().into(),
+        };
+        Ok((
+            info,
+            ty.ok_or_else(|| Error::Invalid {
+                problems: vec![found()],
+            })?,
+        ))
     }
 
     fn read(&self, info: &TensorInfo, ty: QuantType) -> Result<Vec<u8>> {
         let bytes = self.file.read_tensor(info)?;
         if let Some(index) = ty.first_non_finite(&bytes)? {
             let tensor = info.name.clone();
-            return Err(Error::NotFinite { tensor, index: index as u64 });
+            return Err(Error::NotFinite {
+                tensor,
+                index: index as u64,
+            });
         }
         Ok(bytes)
     }
@@ -150,12 +189,15 @@ impl<'a, B: Backend> Loader<'a, B> {
 
 /// Dimensions as listed in the file.
 pub(crate) fn dims(info: &TensorInfo) -> Vec<u64> {
-    info.ne[..info.n_dims as usize].to_vec()
+    info.shape().to_vec()
 }
 
 /// Dimensions without trailing ones.
 fn trim(dims: &[u64]) -> &[u64] {
-    let n = dims.iter().rposition(|d| *d != 1).map_or(1, |last| last + 1);
+    let n = dims
+        .iter()
+        .rposition(|d| *d != 1)
+        .map_or(1, |last| last + 1);
     &dims[..n.min(dims.len())]
 }
 

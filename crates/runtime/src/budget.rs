@@ -54,7 +54,8 @@ pub(crate) struct Needs<'a> {
     pub(crate) dense_bytes: u64,
     pub(crate) state_bytes: u64,
     pub(crate) workspace_bytes_per_token: u64,
-    pub(crate) has_rows: bool,
+    /// Size of the table that is read by row; `None` without one.
+    pub(crate) row_table_bytes: Option<u64>,
     pub(crate) layout: &'a ExpertLayout,
     /// Experts per token, by layer.
     pub(crate) k: &'a [usize],
@@ -78,18 +79,28 @@ pub(crate) fn plan(needs: &Needs<'_>, wishes: Wishes) -> Result<MemoryPlan> {
     let n_ctx = needs.n_ctx;
     let n_layer = needs.layout.n_layer();
     let expert_count = |l: usize| needs.layout.n_expert(l);
-    let row_cache_bytes = match needs.has_rows {
-        true => (wishes.budget_bytes / 64).min(MAX_ROW_CACHE_BYTES) + RowTable::STAGING_BYTES as u64,
-        false => 0,
-    };
+    let row_cache_bytes = needs.row_table_bytes.map_or(0, |table| {
+        let cache = (wishes.budget_bytes / 64)
+            .min(MAX_ROW_CACHE_BYTES)
+            .min(table);
+        cache + RowTable::STAGING_BYTES as u64
+    });
     if wishes.chunk_tokens == Some(0) {
         let expected = "at least 1".to_owned();
-        return Err(Error::Option { option: "chunk", expected, found: "0".to_owned() });
+        return Err(Error::Option {
+            option: "chunk",
+            expected,
+            found: "0".to_owned(),
+        });
     }
     let min_slots = needs.k.iter().copied().max().unwrap_or(0);
     if let Some(slots) = wishes.slots_per_layer.filter(|s| *s < min_slots) {
         let expected = format!("at least the {min_slots} experts that a token uses");
-        return Err(Error::Option { option: "slots", expected, found: slots.to_string() });
+        return Err(Error::Option {
+            option: "slots",
+            expected,
+            found: slots.to_string(),
+        });
     }
     let slots_at_least = |l: usize| match wishes.slots_per_layer {
         Some(slots) => slots.min(expert_count(l)),
@@ -150,9 +161,13 @@ pub(crate) fn plan(needs: &Needs<'_>, wishes: Wishes) -> Result<MemoryPlan> {
 /// # Errors
 /// [`Error::Size`] for anything else.
 pub fn parse_bytes(text: &str) -> Result<u64> {
-    let error = || Error::Size { text: text.to_owned() };
+    let error = || Error::Size {
+        text: text.to_owned(),
+    };
     let trimmed = text.trim();
-    let unit_at = trimmed.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(trimmed.len());
+    let unit_at = trimmed
+        .find(|c: char| c.is_ascii_alphabetic())
+        .unwrap_or(trimmed.len());
     let (number, unit) = trimmed.split_at(unit_at);
     let factor: u64 = match unit.to_ascii_lowercase().as_str() {
         "" | "b" => 1,

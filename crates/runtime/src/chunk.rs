@@ -71,20 +71,24 @@ impl<B: Backend> Engine<B> {
         let tokens = &session.tokens[before..];
         session.state.check_room(tokens.len())?;
         self.fetch_rows(&session.tokens, before)?;
-        self.model.embed(&self.backend, &mut self.ws, tokens, &self.scratch.row_bytes)?;
+        self.model
+            .embed(&self.backend, &mut self.ws, tokens, &self.scratch.row_bytes)?;
         for layer in 0..self.model.spec().n_layer {
             let (state, staging) = (&mut session.state, &mut self.staging);
-            self.model.route(&self.backend, &mut self.ws, state, staging, layer)?;
+            self.model
+                .route(&self.backend, &mut self.ws, state, staging, layer)?;
             self.scratch.bad_router_rows += self.ws.routing.bad_rows() as u64;
             observer.on_routes(layer, before, &self.ws.routing);
             self.model.shared(&self.backend, &mut self.ws, layer)?;
             self.run_experts(layer)?;
-            self.model.combine(&self.backend, &mut self.ws, layer, &self.scratch.picks.rows)?;
+            self.model
+                .combine(&self.backend, &mut self.ws, layer, &self.scratch.picks.rows)?;
             if observer.wants_residual() {
                 let len = tokens.len() * self.model.spec().residual_len;
                 let residual = &mut self.scratch.residual;
                 residual.resize(len, 0.0);
-                self.backend.read(&mut self.ws.rec, &self.ws.residual, 0, residual)?;
+                self.backend
+                    .read(&mut self.ws.rec, &self.ws.residual, 0, residual)?;
                 observer.on_residual(layer, before, residual);
             }
         }
@@ -93,7 +97,9 @@ impl<B: Backend> Engine<B> {
 
     /// Reads the table rows of the tokens from `before` on.
     fn fetch_rows(&mut self, tokens: &[u32], before: usize) -> Result<()> {
-        let ChunkScratch { row_ids, row_bytes, .. } = &mut self.scratch;
+        let ChunkScratch {
+            row_ids, row_bytes, ..
+        } = &mut self.scratch;
         row_bytes.clear();
         if let (Some(table), Some(spec)) = (&mut self.rows, &self.model.spec().rows) {
             row_ids.clear();
@@ -126,7 +132,12 @@ impl<B: Backend> Engine<B> {
                 })
             });
             let jobs = jobs.collect::<Result<Vec<_>>>()?;
-            self.backend.experts(&mut self.ws.rec, &jobs, &self.ws.input, &mut self.ws.partial)?;
+            self.backend.experts(
+                &mut self.ws.rec,
+                &jobs,
+                &self.ws.input,
+                &mut self.ws.partial,
+            )?;
             first += n;
         }
         self.clock += 1;
@@ -152,7 +163,8 @@ impl<B: Backend> Engine<B> {
             if observer.wants_logits(before + row) || is_final(row) {
                 let logits = &mut self.scratch.logits;
                 logits.resize(self.model.spec().n_vocab, 0.0);
-                self.model.logits(&self.backend, &mut self.ws, row, logits)?;
+                self.model
+                    .logits(&self.backend, &mut self.ws, row, logits)?;
                 if observer.wants_logits(before + row) {
                     observer.on_logits(before + row, logits);
                 }
@@ -190,17 +202,24 @@ impl Hints {
                 let usable = |e: &u16| logits[usize::from(*e)].is_finite();
                 let chosen = routing.ids(0);
                 self.ranked.clear();
-                self.ranked.extend((0..routing.n_expert()).map(|e| e as u16));
+                self.ranked
+                    .extend((0..routing.n_expert()).map(|e| e as u16));
                 self.ranked.retain(|e| usable(e) && !chosen.contains(e));
                 self.ranked.sort_by(|a, b| {
-                    logits[usize::from(*b)].total_cmp(&logits[usize::from(*a)]).then(a.cmp(b))
+                    logits[usize::from(*b)]
+                        .total_cmp(&logits[usize::from(*a)])
+                        .then(a.cmp(b))
                 });
                 self.near.extend(self.ranked.iter().take(routing.k()));
             }
             PolicyKind::InverseRouterEma => {
                 let finite = |z: f32| if z.is_finite() { z } else { f32::NEG_INFINITY };
-                let max = logits.iter().map(|z| finite(*z)).fold(f32::NEG_INFINITY, f32::max);
-                self.probs.extend(logits.iter().map(|z| (finite(*z) - max).exp()));
+                let max = logits
+                    .iter()
+                    .map(|z| finite(*z))
+                    .fold(f32::NEG_INFINITY, f32::max);
+                self.probs
+                    .extend(logits.iter().map(|z| (finite(*z) - max).exp()));
                 let total: f32 = self.probs.iter().sum();
                 self.probs.iter_mut().for_each(|p| *p /= total);
             }
@@ -220,7 +239,13 @@ impl Hints {
 impl Picks {
     /// Groups a chunk's choices by expert.
     fn sort(&mut self, routing: &Routing) {
-        let Self { needed, starts, tokens, rows, counts } = self;
+        let Self {
+            needed,
+            starts,
+            tokens,
+            rows,
+            counts,
+        } = self;
         let k = routing.k();
         counts.clear();
         counts.resize(routing.n_expert(), 0);
@@ -233,7 +258,11 @@ impl Picks {
         match routing.n_tokens() {
             // The order of one token's choices is what policies learn from.
             1 => needed.extend_from_slice(routing.ids(0)),
-            _ => needed.extend((0..routing.n_expert()).filter(|e| counts[*e] > 0).map(|e| e as u16)),
+            _ => needed.extend(
+                (0..routing.n_expert())
+                    .filter(|e| counts[*e] > 0)
+                    .map(|e| e as u16),
+            ),
         }
         starts.clear();
         let mut row = 0;

@@ -138,7 +138,8 @@ impl<B: Backend> Engine<B> {
                 rows.offset_bytes,
                 rows.row_bytes,
                 rows.n_rows,
-                plan.row_cache_bytes.saturating_sub(RowTable::STAGING_BYTES as u64),
+                plan.row_cache_bytes
+                    .saturating_sub(RowTable::STAGING_BYTES as u64),
             )?),
             None => None,
         };
@@ -292,7 +293,11 @@ impl<B: Backend> Engine<B> {
         let wanted = session.tokens.len().saturating_add(tokens.len());
         if wanted > session.n_ctx() {
             let (n_ctx, n_ctx_train) = (session.n_ctx(), spec.n_ctx_train);
-            return Err(Error::Context { wanted, n_ctx, n_ctx_train });
+            return Err(Error::Context {
+                wanted,
+                n_ctx,
+                n_ctx_train,
+            });
         }
         let n_vocab = spec.n_vocab;
         match tokens.iter().find(|id| **id as usize >= n_vocab) {
@@ -313,16 +318,25 @@ fn plan<B: Backend>(
     let n_ctx = options.n_ctx;
     if n_ctx == 0 || n_ctx > spec.n_ctx_train {
         let expected = format!("1..={} (the model's context)", spec.n_ctx_train);
-        return Err(Error::Option { option: "context", expected, found: n_ctx.to_string() });
+        return Err(Error::Option {
+            option: "context",
+            expected,
+            found: n_ctx.to_string(),
+        });
     }
-    let state = model.state_len(n_ctx) + model.staging_len() + 2 * spec.n_vocab;
-    let rows_per_token = spec.rows.as_ref().map_or(0, |r| r.row_bytes * r.hash.rows_per_token());
+    // Logits of the session, of the step and of the head, and a sampler's candidates.
+    let vocabulary_rows = 6 * spec.n_vocab;
+    let state = model.state_len(n_ctx) + model.staging_len() + vocabulary_rows;
+    let rows_per_token = spec
+        .rows
+        .as_ref()
+        .map_or(0, |r| r.row_bytes * r.hash.rows_per_token());
     let needs = Needs {
         dense_bytes: spec.dense_bytes,
         state_bytes: state as u64 * F32 + n_ctx as u64 * F32,
         workspace_bytes_per_token: model.workspace_shape().len_per_token() as u64 * F32
             + rows_per_token as u64,
-        has_rows: spec.rows.is_some(),
+        row_table_bytes: spec.rows.as_ref().map(|r| r.n_rows * r.row_bytes as u64),
         layout,
         k,
         n_ctx,

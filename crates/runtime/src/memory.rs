@@ -10,9 +10,14 @@ use std::path::Path;
 ///
 /// `None` where the system does not say.
 pub fn available_memory_bytes() -> Option<u64> {
-    let system = fs::read_to_string("/proc/meminfo").ok().and_then(|t| meminfo_available(&t));
+    let system = fs::read_to_string("/proc/meminfo")
+        .ok()
+        .and_then(|t| meminfo_available(&t));
     let group = fs::read_to_string("/proc/self/cgroup").ok().and_then(|t| {
-        group_folders(&t).into_iter().filter_map(|f| group_available(Path::new(&f))).min()
+        group_folders(&t)
+            .into_iter()
+            .filter_map(|f| group_available(Path::new(&f)))
+            .min()
     });
     match (system, group) {
         (Some(s), Some(g)) => Some(s.min(g)),
@@ -34,7 +39,9 @@ fn group_folders(text: &str) -> Vec<String> {
     for line in text.lines() {
         let mut fields = line.splitn(3, ':');
         let (_, controllers, path) = (fields.next(), fields.next(), fields.next());
-        let (Some(controllers), Some(path)) = (controllers, path) else { continue };
+        let (Some(controllers), Some(path)) = (controllers, path) else {
+            continue;
+        };
         let root = match controllers {
             "" => "/sys/fs/cgroup",
             c if c.split(',').any(|c| c == "memory") => "/sys/fs/cgroup/memory",
@@ -57,7 +64,10 @@ fn group_available(folder: &Path) -> Option<u64> {
     let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
     let (limit, used) = match read("memory.max") {
         Some(limit) => (limit, read("memory.current")),
-        None => (read("memory.limit_in_bytes")?, read("memory.usage_in_bytes")),
+        None => (
+            read("memory.limit_in_bytes")?,
+            read("memory.usage_in_bytes"),
+        ),
     };
     let limit = group_limit(&limit)?;
     let used = used.and_then(|u| u.trim().parse().ok()).unwrap_or(0);

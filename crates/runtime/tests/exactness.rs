@@ -32,12 +32,19 @@ fn every_arena_from_k_slots_up_gives_the_bits_of_the_resident_model() {
             let mut session = engine.session().unwrap();
             for n in [1, 2, 3, 5, 8, 34, 63, 64, 65, 128, 129, 130, 520] {
                 let got = prompt(&mut engine, &mut session, &tokens[..n]);
-                assert_eq!(got, expected[n - 1], "prompt of {n}, chunk {chunk}, {slots} slots");
+                assert_eq!(
+                    got,
+                    expected[n - 1],
+                    "prompt of {n}, chunk {chunk}, {slots} slots"
+                );
             }
             let stats = engine.stats();
             match slots == all {
                 true => assert!(stats.misses <= (model.n_layer * all) as u64),
-                false => assert!(stats.misses > (model.n_layer * all) as u64, "nothing streamed"),
+                false => assert!(
+                    stats.misses > (model.n_layer * all) as u64,
+                    "nothing streamed"
+                ),
             }
         }
     }
@@ -54,7 +61,10 @@ fn every_policy_and_thread_count_gives_the_same_bits() {
             let mut engine = engine(&path, EngineOptions { policy, ..options }, n_threads);
             let mut session = engine.session().unwrap();
             let got = prompt(&mut engine, &mut session, &tokens);
-            assert_eq!(got, expected[89], "{policy:?}, {n_threads} threads, chunk {chunk}");
+            assert_eq!(
+                got, expected[89],
+                "{policy:?}, {n_threads} threads, chunk {chunk}"
+            );
         }
     }
 }
@@ -68,18 +78,33 @@ fn the_trained_model_gives_one_answer_for_every_chunk_and_arena() {
     let mut session = resident.session().unwrap();
     let long = prompt(&mut resident, &mut session, &tokens);
     let (k, all) = (6, 64);
-    for (chunk, slots) in [(1, k), (7, all), (7, k + 1), (64, k), (64, 2 * k), (512, k + 1)] {
+    for (chunk, slots) in [
+        (1, k),
+        (7, all),
+        (7, k + 1),
+        (64, k),
+        (64, 2 * k),
+        (512, k + 1),
+    ] {
         let mut engine = engine(&path, slotted(chunk, slots), 2);
         let mut session = engine.session().unwrap();
         for n in [1, 2, 64, 65, 130] {
             let got = prompt(&mut engine, &mut session, &tokens[..n]);
-            assert_eq!(got, expected[n - 1], "prompt of {n}, chunk {chunk}, {slots} slots");
+            assert_eq!(
+                got,
+                expected[n - 1],
+                "prompt of {n}, chunk {chunk}, {slots} slots"
+            );
         }
         // Decoding goes on from a streamed prefill as it does from a resident one.
         engine.decode(&mut session, tokens[130]).unwrap();
         assert_eq!(bits(session.logits()), expected[130]);
         if chunk >= 64 {
-            assert_eq!(prompt(&mut engine, &mut session, &tokens), long, "chunk {chunk}");
+            assert_eq!(
+                prompt(&mut engine, &mut session, &tokens),
+                long,
+                "chunk {chunk}"
+            );
         }
     }
 }
@@ -92,13 +117,25 @@ fn sessions_that_take_turns_do_not_see_each_other() {
     let expected = [one_by_one(&path, &a), one_by_one(&path, &b)];
     let mut engine = engine(&path, slotted(16, model.n_expert_used), 2);
     let mut sessions = [engine.session().unwrap(), engine.session().unwrap()];
-    engine.prefill(&mut sessions[0], &a[..33], &mut Silent).unwrap();
-    engine.prefill(&mut sessions[1], &b[..20], &mut Silent).unwrap();
+    engine
+        .prefill(&mut sessions[0], &a[..33], &mut Silent)
+        .unwrap();
+    engine
+        .prefill(&mut sessions[1], &b[..20], &mut Silent)
+        .unwrap();
     for i in 0..37 {
         engine.decode(&mut sessions[0], a[33 + i]).unwrap();
-        assert_eq!(bits(sessions[0].logits()), expected[0][33 + i], "first, step {i}");
+        assert_eq!(
+            bits(sessions[0].logits()),
+            expected[0][33 + i],
+            "first, step {i}"
+        );
         engine.decode(&mut sessions[1], b[20 + i]).unwrap();
-        assert_eq!(bits(sessions[1].logits()), expected[1][20 + i], "second, step {i}");
+        assert_eq!(
+            bits(sessions[1].logits()),
+            expected[1][20 + i],
+            "second, step {i}"
+        );
     }
 }
 
@@ -109,15 +146,27 @@ fn a_context_can_be_filled_to_the_last_token() {
     let expected = one_by_one(&path, &tokens);
     let mut engine = engine(&path, chunked(64), 1);
     let mut session = engine.session().unwrap();
-    assert_eq!(prompt(&mut engine, &mut session, &tokens), expected[N_CTX - 1]);
+    assert_eq!(
+        prompt(&mut engine, &mut session, &tokens),
+        expected[N_CTX - 1]
+    );
     let full = engine.decode(&mut session, 1).unwrap_err();
-    assert!(full.to_string().contains("541 tokens do not fit the context of 540"), "{full}");
+    assert!(
+        full.to_string()
+            .contains("541 tokens do not fit the context of 540"),
+        "{full}"
+    );
     // A context of one token works, and is full at once.
-    let options = EngineOptions { n_ctx: 1, ..EngineOptions::default() };
+    let options = EngineOptions {
+        n_ctx: 1,
+        ..EngineOptions::default()
+    };
     let backend = common::cpu(1);
     let mut engine = thalweg_runtime::Engine::open(&path, backend, options).unwrap();
     let mut session = engine.session().unwrap();
-    engine.prefill(&mut session, &tokens[..1], &mut Silent).unwrap();
+    engine
+        .prefill(&mut session, &tokens[..1], &mut Silent)
+        .unwrap();
     assert_eq!(bits(session.logits()), expected[0]);
     engine.decode(&mut session, 1).unwrap_err();
 }

@@ -31,12 +31,20 @@ fn unusable_prompts_are_refused_and_change_nothing() {
 
     let n_vocab = u32::try_from(model.n_vocab).unwrap();
     for id in [n_vocab, u32::MAX] {
-        let e = engine.prefill(&mut session, &[1, 2, id], &mut Silent).unwrap_err();
-        assert_eq!(e.to_string(), format!("token id {id} is outside the vocabulary of {n_vocab}"));
+        let e = engine
+            .prefill(&mut session, &[1, 2, id], &mut Silent)
+            .unwrap_err();
+        assert_eq!(
+            e.to_string(),
+            format!("token id {id} is outside the vocabulary of {n_vocab}")
+        );
     }
 
     let long = vec![1; N_CTX];
-    match engine.prefill(&mut session, &long, &mut Silent).unwrap_err() {
+    match engine
+        .prefill(&mut session, &long, &mut Silent)
+        .unwrap_err()
+    {
         Error::Context { wanted, n_ctx, .. } => assert_eq!((wanted, n_ctx), (N_CTX + 1, N_CTX)),
         other => panic!("{other}"),
     }
@@ -50,12 +58,33 @@ fn unusable_prompts_are_refused_and_change_nothing() {
 fn contexts_of_nothing_or_beyond_the_model_are_refused() {
     let (_dir, path, model) = small();
     for n_ctx in [0, model.n_ctx + 1] {
-        let options = EngineOptions { n_ctx, ..EngineOptions::default() };
+        let options = EngineOptions {
+            n_ctx,
+            ..EngineOptions::default()
+        };
         let e = Engine::open(&path, cpu(1), options).unwrap_err();
-        assert!(matches!(e, Error::Option { option: "context", .. }), "{e}");
+        assert!(
+            matches!(
+                e,
+                Error::Option {
+                    option: "context",
+                    ..
+                }
+            ),
+            "{e}"
+        );
     }
     let e = Engine::open(&path, cpu(1), chunked(0)).unwrap_err();
-    assert!(matches!(e, Error::Option { option: "chunk", .. }), "{e}");
+    assert!(
+        matches!(
+            e,
+            Error::Option {
+                option: "chunk",
+                ..
+            }
+        ),
+        "{e}"
+    );
 }
 
 #[test]
@@ -63,7 +92,10 @@ fn a_session_of_another_engine_is_refused() {
     let (_dir, path, _) = small();
     let (mut a, b) = (engine(&path, chunked(8), 1), engine(&path, chunked(8), 1));
     let mut session = b.session().unwrap();
-    assert!(matches!(a.decode(&mut session, 1), Err(Error::ForeignSession)));
+    assert!(matches!(
+        a.decode(&mut session, 1),
+        Err(Error::ForeignSession)
+    ));
     assert!(matches!(a.reset(&mut session), Err(Error::ForeignSession)));
 }
 
@@ -73,13 +105,18 @@ fn exactly_k_slots_work_and_fewer_are_refused_with_the_figures() {
     let k = model.n_expert_used;
     let mut engine = engine(&path, slotted(8, k), 1);
     let mut session = engine.session().unwrap();
-    engine.prefill(&mut session, &[1, 2, 3], &mut Silent).unwrap();
+    engine
+        .prefill(&mut session, &[1, 2, 3], &mut Silent)
+        .unwrap();
     assert_eq!(engine.plan().slots, vec![k; model.n_layer]);
 
     let e = Engine::open(&path, cpu(1), slotted(8, k - 1)).unwrap_err();
     assert_eq!(
         e.to_string(),
-        format!("slots must be at least the {k} experts that a token uses, found {}", k - 1)
+        format!(
+            "slots must be at least the {k} experts that a token uses, found {}",
+            k - 1
+        )
     );
 }
 
@@ -87,23 +124,39 @@ fn exactly_k_slots_work_and_fewer_are_refused_with_the_figures() {
 fn a_budget_is_kept_to_the_byte_or_refused_with_the_figures() {
     let (_dir, path, model) = small();
     let open = |budget: u64| {
-        let options = EngineOptions { budget_bytes: Some(budget), n_ctx: 64, ..Default::default() };
+        let options = EngineOptions {
+            budget_bytes: Some(budget),
+            n_ctx: 64,
+            ..Default::default()
+        };
         Engine::open(&path, cpu(1), options)
     };
     let needed = match open(1000).unwrap_err() {
-        Error::Budget { budget_bytes, needed_bytes, min_slots, .. } => {
+        Error::Budget {
+            budget_bytes,
+            needed_bytes,
+            min_slots,
+            ..
+        } => {
             assert_eq!((budget_bytes, min_slots), (1000, model.n_expert_used));
             needed_bytes
         }
         other => panic!("{other}"),
     };
     // The row cache is a share of the budget, so the least budget is a little above the needs.
-    let least = (needed..2 * needed).step_by(512).find(|b| open(*b).is_ok()).unwrap();
+    let least = (needed..2 * needed)
+        .step_by(512)
+        .find(|b| open(*b).is_ok())
+        .unwrap();
     for budget in [least, least + least / 7, 2 * least, 1 << 30] {
         let engine = open(budget).unwrap();
         let plan = engine.plan();
         assert!(plan.total_bytes() <= budget, "{plan:?}");
-        assert!(plan.slots.iter().all(|s| (model.n_expert_used..=model.n_expert).contains(s)));
+        assert!(
+            plan.slots
+                .iter()
+                .all(|s| (model.n_expert_used..=model.n_expert).contains(s))
+        );
         assert!((1..=64).contains(&plan.chunk_tokens));
     }
     // With room for everything, everything gets it.
@@ -171,7 +224,9 @@ fn weights_of_an_expert_that_are_not_finite_are_named_when_they_are_read() {
         .unwrap();
     let mut engine = engine(&path, chunked(8), 1);
     let mut session = engine.session().unwrap();
-    let e = engine.prefill(&mut session, &[1, 2], &mut Silent).unwrap_err();
+    let e = engine
+        .prefill(&mut session, &[1, 2], &mut Silent)
+        .unwrap_err();
     let text = chain(&e);
     assert!(text.contains(name), "{text}");
     assert!(text.contains("not finite at element"), "{text}");
@@ -182,7 +237,9 @@ fn weights_of_an_expert_that_are_not_finite_are_named_when_they_are_read() {
 fn begun(path: &Path, model: &SmallModel) -> (Engine, thalweg_runtime::Session) {
     let mut engine = engine(path, slotted(8, model.n_expert_used), 1);
     let mut session = engine.session().unwrap();
-    engine.prefill(&mut session, &[1, 2, 3, 4], &mut Silent).unwrap();
+    engine
+        .prefill(&mut session, &[1, 2, 3, 4], &mut Silent)
+        .unwrap();
     (engine, session)
 }
 
@@ -200,7 +257,12 @@ fn first_failure(engine: &mut Engine, session: &mut thalweg_runtime::Session) ->
 fn a_file_that_is_cut_while_open_is_noticed() {
     let (_dir, path, model) = small();
     let (mut engine, mut session) = begun(&path, &model);
-    OpenOptions::new().write(true).open(&path).unwrap().set_len(100_000).unwrap();
+    OpenOptions::new()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_len(100_000)
+        .unwrap();
     let text = first_failure(&mut engine, &mut session);
     assert!(text.contains("small.gguf"), "{text}");
 }
@@ -210,7 +272,12 @@ fn a_file_that_is_replaced_while_open_is_noticed() {
     let (dir, path, model) = small();
     let (mut engine, mut session) = begun(&path, &model);
     let other = dir.path().join("other.gguf");
-    SmallModel { seed: 99, ..SmallModel::default() }.write(&other).unwrap();
+    SmallModel {
+        seed: 99,
+        ..SmallModel::default()
+    }
+    .write(&other)
+    .unwrap();
     fs::rename(&other, &path).unwrap();
     let text = first_failure(&mut engine, &mut session);
     assert!(text.contains("small.gguf"), "{text}");

@@ -100,7 +100,12 @@ pub fn generate<B: Backend>(
     match prefill {
         Ok(()) => {}
         Err(thalweg_runtime::Error::Stopped { .. }) => {
-            return Ok(Reply { tokens, text, finish: Finish::Stopped, reused_tokens });
+            return Ok(Reply {
+                tokens,
+                text,
+                finish: Finish::Stopped,
+                reused_tokens,
+            });
         }
         Err(e) => return Err(e.into()),
     }
@@ -121,7 +126,12 @@ pub fn generate<B: Backend>(
             break Finish::Stopped;
         }
         if out.stopped_by.is_some() {
-            return Ok(Reply { tokens, text, finish: Finish::StopText, reused_tokens });
+            return Ok(Reply {
+                tokens,
+                text,
+                finish: Finish::StopText,
+                reused_tokens,
+            });
         }
         // The last token's logits would serve nobody.
         if tokens.len() < options.max_tokens {
@@ -139,14 +149,20 @@ pub fn generate<B: Backend>(
         // The reply is over whatever the caller says.
         let _ = on_event(Event::Text(&rest));
     }
-    Ok(Reply { tokens, text, finish, reused_tokens })
+    Ok(Reply {
+        tokens,
+        text,
+        finish,
+        reused_tokens,
+    })
 }
 
 /// Ids that have an embedding but no text: padding of the vocabulary and unused entries.
 fn unused_ids<B: Backend>(engine: &Engine<B>, tokenizer: &Tokenizer) -> Vec<u32> {
     let n_vocab = engine.spec().n_vocab;
     let ids = (0..n_vocab).filter_map(|id| u32::try_from(id).ok());
-    ids.filter(|id| tokenizer.kind(*id).is_err() || tokenizer.is_unused(*id)).collect()
+    ids.filter(|id| tokenizer.kind(*id).is_err() || tokenizer.is_unused(*id))
+        .collect()
 }
 
 /// Passes a prefill's progress on.

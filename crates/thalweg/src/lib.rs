@@ -16,3 +16,8 @@ pub use thalweg_runtime::{
     Engine, EngineOptions, MemoryPlan, Observer, Routing, Session, Silent, Stats, parse_bytes,
 };
 pub use thalweg_text::{Message, RenderOptions, SpecialTokens, Tokenizer};
+
+/// The example of the repository's front page, compiled as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct FrontPage;

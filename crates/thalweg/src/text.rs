@@ -23,8 +23,13 @@ impl Text {
         let spec = tokenizer_spec(file.metadata())?;
         let source = spec.chat_template.clone();
         let tokenizer = Tokenizer::new(spec)?;
-        let template = source.map(|s| ChatTemplate::for_tokenizer(&s, &tokenizer)).transpose()?;
-        Ok(Self { tokenizer, template })
+        let template = source
+            .map(|s| ChatTemplate::for_tokenizer(&s, &tokenizer))
+            .transpose()?;
+        Ok(Self {
+            tokenizer,
+            template,
+        })
     }
 
     /// The tokenizer.
@@ -43,7 +48,10 @@ impl Text {
     /// [`Error::NoTemplate`], or [`Error::Text`] when the template refuses the messages.
     pub fn chat(&self, messages: &[Message]) -> Result<Vec<u32>> {
         let template = self.template.as_ref().ok_or(Error::NoTemplate)?;
-        let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
+        let options = RenderOptions {
+            add_generation_prompt: true,
+            ..RenderOptions::default()
+        };
         Ok(encode_chat(&self.tokenizer, template, messages, &options)?)
     }
 
@@ -71,7 +79,9 @@ fn tokenizer_spec(metadata: &Metadata) -> Result<TokenizerSpec> {
         eos_id: metadata.opt_u32(&key("eos_token_id"))?,
         padding_id: metadata.opt_u32(&key("padding_token_id"))?,
         add_bos: metadata.opt_bool(&key("add_bos_token"))?.unwrap_or(false),
-        chat_template: metadata.opt_str("tokenizer.chat_template")?.map(str::to_owned),
+        chat_template: metadata
+            .opt_str("tokenizer.chat_template")?
+            .map(str::to_owned),
         chat_templates: named.collect::<Result<_>>()?,
     })
 }

@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use clap::Parser;
 use serde_json::json;
 use thalweg::{Engine, Observer, Session};
-use thalweg_examples_common::{ModelArgs, PrefillBar, stats_json};
+use thalweg_examples_common::{ModelArgs, PrefillBar, or_na, stats_json};
 
 /// Measure prefill and decode.
 ///
@@ -21,15 +21,30 @@ struct Args {
     model: ModelArgs,
 
     /// Tokens of the prompt
-    #[arg(short = 'p', long = "prompt", value_name = "TOKENS", default_value_t = 512)]
+    #[arg(
+        short = 'p',
+        long = "prompt",
+        value_name = "TOKENS",
+        default_value_t = 512
+    )]
     prompt_tokens: usize,
 
     /// Decode steps
-    #[arg(short = 'n', long = "tokens", value_name = "TOKENS", default_value_t = 64)]
+    #[arg(
+        short = 'n',
+        long = "tokens",
+        value_name = "TOKENS",
+        default_value_t = 64
+    )]
     decode_steps: usize,
 
     /// Repetitions
-    #[arg(short = 'r', long = "repetitions", value_name = "N", default_value_t = 5)]
+    #[arg(
+        short = 'r',
+        long = "repetitions",
+        value_name = "N",
+        default_value_t = 5
+    )]
     repetitions: usize,
 
     /// Print one JSON object instead of a table
@@ -53,7 +68,9 @@ fn run(args: &Args) -> Result<()> {
     let start = Instant::now();
     let file = args.model.file()?;
     let path = file.path(0).map(ToOwned::to_owned).unwrap_or_default();
-    let mut engine = args.model.engine(file, args.prompt_tokens + args.decode_steps)?;
+    let mut engine = args
+        .model
+        .engine(file, args.prompt_tokens + args.decode_steps)?;
     let mut session = engine.session()?;
     let open_ms = start.elapsed().as_secs_f64() * 1e3;
 
@@ -79,8 +96,15 @@ fn run(args: &Args) -> Result<()> {
         println!("{value}");
         return Ok(());
     }
-    println!("{}, {} threads, opened in {open_ms:.0} ms", path.display(), engine.backend().n_threads());
-    println!("{:<12} {:>10} {:>10} {:>10}   tokens/s", "", "median", "min", "max");
+    println!(
+        "{}, {} threads, opened in {open_ms:.0} ms",
+        path.display(),
+        engine.backend().n_threads()
+    );
+    println!(
+        "{:<12} {:>10} {:>10} {:>10}   tokens/s",
+        "", "median", "min", "max"
+    );
     row(&format!("prefill {}", args.prompt_tokens), &prefill);
     row(&format!("decode {}", args.decode_steps), &decode);
     if let Some(rate) = stats.hit_rate() {
@@ -145,7 +169,12 @@ fn summary_json(sorted: &[f64]) -> serde_json::Value {
 }
 
 fn row(name: &str, sorted: &[f64]) {
-    let cell = |v: Option<f64>| v.map_or("n/a".to_owned(), |v| format!("{v:.1}"));
+    let cell = |v: Option<f64>| or_na(v, |v| format!("{v:.1}"));
     let (min, max) = (sorted.first().copied(), sorted.last().copied());
-    println!("{name:<12} {:>10} {:>10} {:>10}", cell(median(sorted)), cell(min), cell(max));
+    println!(
+        "{name:<12} {:>10} {:>10} {:>10}",
+        cell(median(sorted)),
+        cell(min),
+        cell(max)
+    );
 }

@@ -25,7 +25,12 @@ struct Args {
     ctx: usize,
 
     /// Most tokens of a reply
-    #[arg(short = 'n', long = "tokens", value_name = "TOKENS", default_value_t = 256)]
+    #[arg(
+        short = 'n',
+        long = "tokens",
+        value_name = "TOKENS",
+        default_value_t = 256
+    )]
     max_tokens: usize,
 
     /// Temperature; 0 always takes the best token
@@ -76,7 +81,11 @@ fn run(args: &Args) -> Result<()> {
         stop: Vec::new(),
     };
 
-    let opening: Vec<_> = args.system.iter().map(|s| Message::new("system", s.as_str())).collect();
+    let opening: Vec<_> = args
+        .system
+        .iter()
+        .map(|s| Message::new("system", s.as_str()))
+        .collect();
     let mut history = opening.clone();
     let mut lines = std::io::stdin().lock().lines();
     let mut out = std::io::stdout();
@@ -86,7 +95,9 @@ fn run(args: &Args) -> Result<()> {
         if is_terminal {
             write!(out, "> ").and_then(|()| out.flush())?;
         }
-        let Some(line) = lines.next().transpose().context("cannot read the input")? else { break };
+        let Some(line) = lines.next().transpose().context("cannot read the input")? else {
+            break;
+        };
         match line.trim() {
             "" => continue,
             "/quit" => break,
@@ -116,7 +127,10 @@ fn run(args: &Args) -> Result<()> {
             match event {
                 Event::Prefill { done, total } => bar.update(done, total),
                 Event::Text(piece) => {
-                    failed = out.write_all(piece.as_bytes()).and_then(|()| out.flush()).err();
+                    failed = out
+                        .write_all(piece.as_bytes())
+                        .and_then(|()| out.flush())
+                        .err();
                 }
                 _ => {}
             }
@@ -126,8 +140,14 @@ fn run(args: &Args) -> Result<()> {
             }
         };
         let tokenizer = text.tokenizer();
-        let reply =
-            generate(&mut engine, tokenizer, &mut session, &prompt, &options, &mut on_event)?;
+        let reply = generate(
+            &mut engine,
+            tokenizer,
+            &mut session,
+            &prompt,
+            &options,
+            &mut on_event,
+        )?;
         match failed {
             Some(e) if e.kind() == ErrorKind::BrokenPipe => break,
             Some(e) => return Err(e.into()),

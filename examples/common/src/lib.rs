@@ -138,9 +138,11 @@ pub fn print_stats(format: StatsFormat, stats: &Stats, plan: &MemoryPlan) -> Res
     match format {
         StatsFormat::Json => writeln!(err, "{}", stats_json(stats, plan))?,
         StatsFormat::Text => {
-            let rate = |r: Option<f64>| r.map_or("n/a".to_owned(), |r| format!("{r:.1} tok/s"));
-            let percent = stats.hit_rate().map_or("n/a".into(), |r| format!("{:.2} %", 100.0 * r));
-            let bytes = stats.bytes_per_token().map_or("n/a".into(), |b| format!("{:.1} KiB", b / 1024.0));
+            let rate = |r: Option<f64>| or_na(r, |r| format!("{r:.1} tok/s"));
+            let percent = or_na(stats.hit_rate(), |r| format!("{:.2} %", 100.0 * r));
+            let bytes = or_na(stats.bytes_per_token(), |b| {
+                format!("{:.1} KiB", b / 1024.0)
+            });
             let slots = slots_text(&plan.slots);
             writeln!(
                 err,
@@ -166,7 +168,10 @@ pub fn print_stats(format: StatsFormat, stats: &Stats, plan: &MemoryPlan) -> Res
             )?;
             if stats.bad_router_rows > 0 {
                 let n = stats.bad_router_rows;
-                writeln!(err, "warning: {n} router rows held values that are not numbers")?;
+                writeln!(
+                    err,
+                    "warning: {n} router rows held values that are not numbers"
+                )?;
             }
         }
     }
@@ -201,6 +206,11 @@ pub fn stats_json(stats: &Stats, plan: &MemoryPlan) -> Value {
             "slots": plan.slots,
         },
     })
+}
+
+/// A figure as text; one that is undefined says so.
+pub fn or_na(value: Option<f64>, text: impl FnOnce(f64) -> String) -> String {
+    value.map_or_else(|| "n/a".to_owned(), text)
 }
 
 /// Slots of all layers in a few words.

@@ -23,7 +23,12 @@ struct Args {
     model: ModelArgs,
 
     /// Most tokens of the reply
-    #[arg(short = 'n', long = "tokens", value_name = "TOKENS", default_value_t = 128)]
+    #[arg(
+        short = 'n',
+        long = "tokens",
+        value_name = "TOKENS",
+        default_value_t = 128
+    )]
     max_tokens: usize,
 
     /// Tokens of context [default: what the prompt and the reply need]
@@ -83,7 +88,8 @@ fn run(args: &Args) -> Result<()> {
         true => text.raw(&args.prompt),
         false => text.chat(&[Message::new("user", args.prompt.as_str())])?,
     };
-    let n_ctx = args.ctx.unwrap_or(prompt.len() + args.max_tokens.max(1));
+    let needed = prompt.len() + args.max_tokens.max(1);
+    let n_ctx = args.ctx.unwrap_or(needed);
     let mut engine = args.model.engine(file, n_ctx)?;
     let mut session = engine.session()?;
 
@@ -117,7 +123,14 @@ fn run(args: &Args) -> Result<()> {
         ControlFlow::Continue(())
     };
     let tokenizer = text.tokenizer();
-    let reply = generate(&mut engine, tokenizer, &mut session, &prompt, &options, &mut on_event)?;
+    let reply = generate(
+        &mut engine,
+        tokenizer,
+        &mut session,
+        &prompt,
+        &options,
+        &mut on_event,
+    )?;
     match failed {
         // The reader had enough, as `head` does.
         Some(e) if e.kind() == ErrorKind::BrokenPipe => return Ok(()),

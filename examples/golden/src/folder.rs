@@ -62,7 +62,10 @@ impl Folder {
                 p.greedy_top1_minus_top2.len()
             );
         }
-        Ok(Self { path: path.to_owned(), prompts: manifest.prompts })
+        Ok(Self {
+            path: path.to_owned(),
+            prompts: manifest.prompts,
+        })
     }
 
     /// Stored logits of a prompt, `[n_positions, n_vocab]`.

@@ -57,18 +57,30 @@ pub(crate) fn judge(
         stored.len() == prompt.logits_positions.len() * n_vocab,
         "the golden was made for another vocabulary than the model's {n_vocab}"
     );
-    let mut compare = Compare { prompt, stored: &stored, verdict: Verdict::default(), sum: 0.0 };
+    let mut compare = Compare {
+        prompt,
+        stored: &stored,
+        verdict: Verdict::default(),
+        sum: 0.0,
+    };
     engine.prefill(session, &prompt.tokens, &mut compare)?;
-    let Compare { mut verdict, sum, .. } = compare;
+    let Compare {
+        mut verdict, sum, ..
+    } = compare;
     verdict.mean_abs = sum / verdict.n_logits.max(1) as f64;
 
-    for (i, (&expected, &gap)) in
-        prompt.greedy.iter().zip(&prompt.greedy_top1_minus_top2).enumerate()
+    for (i, (&expected, &gap)) in prompt
+        .greedy
+        .iter()
+        .zip(&prompt.greedy_top1_minus_top2)
+        .enumerate()
     {
         let best = argmax(session.logits());
         verdict.n_greedy += 1;
         if best != expected && gap < GAP {
-            verdict.undecided.push(format!("greedy token {i}: {best} for {expected}, gap {gap:e}"));
+            verdict.undecided.push(format!(
+                "greedy token {i}: {best} for {expected}, gap {gap:e}"
+            ));
         } else if best != expected {
             verdict.greedy_mismatches += 1;
         }
@@ -131,17 +143,26 @@ impl Observer for Compare<'_> {
 
 /// The larger of two differences, and not a number if either is: that is the worst of all.
 pub(crate) fn worse(a: f64, b: f64) -> f64 {
-    if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) }
+    if a.is_nan() || b.is_nan() {
+        f64::NAN
+    } else {
+        a.max(b)
+    }
 }
 
 /// Margin of the least certain of a token's choices, as a difference of router logits.
 fn smallest_gap(logits: &[f32], ids: &[u16]) -> f64 {
     let chosen = |id: usize| ids.iter().any(|i| usize::from(*i) == id);
     let best_left = logits.iter().enumerate().filter(|(id, _)| !chosen(*id));
-    let best_left = best_left.map(|(_, z)| f64::from(*z)).fold(f64::NEG_INFINITY, f64::max);
+    let best_left = best_left
+        .map(|(_, z)| f64::from(*z))
+        .fold(f64::NEG_INFINITY, f64::max);
     let ranked = ids.iter().map(|id| f64::from(logits[usize::from(*id)]));
     let ranked: Vec<f64> = ranked.chain([best_left]).collect();
-    ranked.windows(2).map(|w| w[0] - w[1]).fold(f64::INFINITY, f64::min)
+    ranked
+        .windows(2)
+        .map(|w| w[0] - w[1])
+        .fold(f64::INFINITY, f64::min)
 }
 
 /// Negative log-likelihood of `token`, in nats.

@@ -65,7 +65,11 @@ fn run(args: &Args) -> Result<bool> {
         return run_rows(args);
     }
     let folder = Folder::open(&args.dir)?;
-    let n_ctx = folder.prompts.iter().map(|p| p.tokens.len() + p.greedy.len()).max();
+    let n_ctx = folder
+        .prompts
+        .iter()
+        .map(|p| p.tokens.len() + p.greedy.len())
+        .max();
     let n_ctx = n_ctx.context("the manifest has no prompts")?;
     let mut engine = args.model.engine(args.model.file()?, n_ctx)?;
     let mut session = engine.session()?;

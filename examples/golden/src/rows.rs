@@ -52,7 +52,10 @@ impl Rows {
         let file = path.join(TOKENS);
         let text =
             fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
-        let tokens = text.split_whitespace().map(str::parse).collect::<Result<Vec<u32>, _>>();
+        let tokens = text
+            .split_whitespace()
+            .map(str::parse)
+            .collect::<Result<Vec<u32>, _>>();
         let tokens = tokens.with_context(|| format!("{} is no list of ids", file.display()))?;
         ensure!(!tokens.is_empty(), "{} is empty", file.display());
         Ok(Self {
@@ -68,14 +71,28 @@ impl Rows {
         let residual_len = spec.residual_len;
         for (what, found, expected) in [
             ("logits", self.logits.len(), n_tokens * spec.n_vocab),
-            ("residuals", self.residuals.len(), spec.n_layer * n_tokens * residual_len),
+            (
+                "residuals",
+                self.residuals.len(),
+                spec.n_layer * n_tokens * residual_len,
+            ),
         ] {
-            ensure!(found == expected, "{found} {what} stored, the model gives {expected}");
+            ensure!(
+                found == expected,
+                "{found} {what} stored, the model gives {expected}"
+            );
         }
         let verdict = RowsVerdict::default();
-        let mut compare = Compare { rows: self, residual_len, verdict, sum: 0.0 };
+        let mut compare = Compare {
+            rows: self,
+            residual_len,
+            verdict,
+            sum: 0.0,
+        };
         engine.prefill(session, &self.tokens, &mut compare)?;
-        let Compare { mut verdict, sum, .. } = compare;
+        let Compare {
+            mut verdict, sum, ..
+        } = compare;
         verdict.mean_abs = sum / verdict.n_logits.max(1) as f64;
         Ok(verdict)
     }
@@ -125,12 +142,20 @@ fn npy(path: &Path) -> Result<Vec<f32>> {
     let Some(rest) = bytes.strip_prefix(b"\x93NUMPY\x01\x00") else {
         bail!("{name} is not a .npy file of version 1");
     };
-    let (header_len, rest) = rest.split_first_chunk().with_context(|| format!("{name} is cut"))?;
+    let (header_len, rest) = rest
+        .split_first_chunk()
+        .with_context(|| format!("{name} is cut"))?;
     let split = rest.split_at_checked(usize::from(u16::from_le_bytes(*header_len)));
     let (header, data) = split.with_context(|| format!("{name} is cut"))?;
     let header = String::from_utf8_lossy(header);
-    ensure!(header.contains("'<f4'"), "{name} does not hold little-endian f32: {header}");
-    ensure!(header.contains("'fortran_order': False"), "{name} is not in C order: {header}");
+    ensure!(
+        header.contains("'<f4'"),
+        "{name} does not hold little-endian f32: {header}"
+    );
+    ensure!(
+        header.contains("'fortran_order': False"),
+        "{name} is not in C order: {header}"
+    );
     let (words, rest) = data.as_chunks();
     ensure!(rest.is_empty(), "{name} ends within a value");
     Ok(words.iter().map(|b| f32::from_le_bytes(*b)).collect())

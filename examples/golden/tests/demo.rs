@@ -11,13 +11,19 @@ fn root() -> PathBuf {
 
 fn golden(args: &[&str], dir: &Path) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_golden"));
-    command.arg("--model").arg(root().join("models/demo.gguf")).args(args).arg(dir);
+    command
+        .arg("--model")
+        .arg(root().join("models/demo.gguf"))
+        .args(args)
+        .arg(dir);
     command.output().unwrap()
 }
 
 fn lines(output: &Output) -> Vec<Value> {
     let text = String::from_utf8(output.stdout.clone()).unwrap();
-    text.lines().map(|l| serde_json::from_str(l).unwrap()).collect()
+    text.lines()
+        .map(|l| serde_json::from_str(l).unwrap())
+        .collect()
 }
 
 #[test]
@@ -38,7 +44,10 @@ fn all_six_prompts_agree_with_the_reference() {
 
 #[test]
 fn a_tight_tolerance_fails_and_says_which_prompt() {
-    let output = golden(&["--tol", "1e-9"], &root().join("crates/testkit/goldens/demo"));
+    let output = golden(
+        &["--tol", "1e-9"],
+        &root().join("crates/testkit/goldens/demo"),
+    );
     assert_eq!(output.status.code(), Some(1));
     assert!(lines(&output).iter().all(|l| l["passed"] == false));
 }

@@ -75,13 +75,8 @@ pub trait Architecture<B: Backend>: std::fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// [`Error::Backend`].
-    fn combine(
-        &self,
-        backend: &B,
-        ws: &mut Workspace<B>,
-        layer: usize,
-        rows: &[u32],
-    ) -> Result<()>;
+    fn combine(&self, backend: &B, ws: &mut Workspace<B>, layer: usize, rows: &[u32])
+    -> Result<()>;
 
     /// Prepares the head for the whole chunk; [`logits`](Self::logits) may follow.
     ///
@@ -111,8 +106,9 @@ pub trait Architecture<B: Backend>: std::fmt::Debug + Send + Sync {
 pub fn bind<B: Backend>(backend: &B, file: &Gguf) -> Result<Box<dyn Architecture<B>>> {
     match file.metadata().str("general.architecture")? {
         qwen4exp::NAME => Ok(Box::new(qwen4exp::Qwen4Exp::bind(backend, file)?)),
-        other => {
-            Err(Error::Architecture { found: other.to_owned(), supported: SUPPORTED })
-        }
+        other => Err(Error::Architecture {
+            found: other.to_owned(),
+            supported: SUPPORTED,
+        }),
     }
 }

@@ -82,13 +82,20 @@ impl<B: Backend> Qwen4Exp<B> {
 
         let blk = |l: usize| format!("blk.{l}");
         let n_layer = config.attention.len();
-        let experts =
-            (0..n_layer).filter_map(|l| Moe::<B>::spec(&check, &blk(l), config.moe)).collect();
-        let rows = config.ngram.as_ref().and_then(|c| Ngram::<B>::spec(&check, c));
+        let experts = (0..n_layer)
+            .filter_map(|l| Moe::<B>::spec(&check, &blk(l), config.moe))
+            .collect();
+        let rows = config
+            .ngram
+            .as_ref()
+            .and_then(|c| Ngram::<B>::spec(&check, c));
 
         let mut loader = Loader::new(backend, file);
         let embedding = loader.matrix("token_embd.weight")?;
-        let output = file.tensor("output.weight").map(|t| loader.matrix(&t.name)).transpose()?;
+        let output = file
+            .tensor("output.weight")
+            .map(|t| loader.matrix(&t.name))
+            .transpose()?;
         let head = HyperConnection::load(&mut loader, "output_hc", false)?;
         let mut layers = Vec::with_capacity(n_layer);
         for (l, attention) in config.attention.iter().enumerate() {
@@ -118,7 +125,15 @@ impl<B: Backend> Qwen4Exp<B> {
             rows: rows.map(|(rows, _)| rows),
             dense_bytes: loader.dense_bytes(),
         };
-        Ok(Self { config, spec, embedding, output, head, layers, ngram })
+        Ok(Self {
+            config,
+            spec,
+            embedding,
+            output,
+            head,
+            layers,
+            ngram,
+        })
     }
 }
 
@@ -143,7 +158,10 @@ impl<B: Backend> Architecture<B> for Qwen4Exp<B> {
             proj: conv.max(of(|a| 2 * a.width())),
             mixed: conv.max(of(AttentionConfig::width)),
             heads: c.delta.width().max(of(AttentionConfig::width)),
-            gate: c.delta.width().max(of(|a| a.kv_width().max(a.index_width()).max(a.index_dim))),
+            gate: c
+                .delta
+                .width()
+                .max(of(|a| a.kv_width().max(a.index_width()).max(a.index_dim))),
             beta: c.delta.n_head_v.max(of(AttentionConfig::index_width)),
             decay: c.delta.n_head_v,
             router: c.moe.n_expert,
@@ -172,15 +190,27 @@ impl<B: Backend> Architecture<B> for Qwen4Exp<B> {
             })
         });
         let layers = layers.collect::<Result<_>>()?;
-        Ok(SequenceState { n_tokens: 0, n_ctx, layers, ngram: self.ngram_state(b)? })
+        Ok(SequenceState {
+            n_tokens: 0,
+            n_ctx,
+            layers,
+            ngram: self.ngram_state(b)?,
+        })
     }
 
     fn staging(&self, b: &B) -> Result<Staging<B>> {
-        let layers = self.config.attention.iter().map(|attention| match attention {
-            None => Ok(Some(self.config.delta.state(b)?)),
-            Some(_) => Ok(None),
-        });
-        Ok(Staging { layers: layers.collect::<Result<_>>()?, ngram: self.ngram_state(b)? })
+        let layers = self
+            .config
+            .attention
+            .iter()
+            .map(|attention| match attention {
+                None => Ok(Some(self.config.delta.state(b)?)),
+                Some(_) => Ok(None),
+            });
+        Ok(Staging {
+            layers: layers.collect::<Result<_>>()?,
+            ngram: self.ngram_state(b)?,
+        })
     }
 
     fn embed(&self, b: &B, ws: &mut Workspace<B>, tokens: &[u32], rows: &[u8]) -> Result<()> {
@@ -190,11 +220,21 @@ impl<B: Backend> Architecture<B> for Qwen4Exp<B> {
         }
         if tokens.len() > ws.capacity {
             let (wanted, available) = (tokens.len(), ws.capacity);
-            return Err(Error::Capacity { what: "chunk", wanted, available });
+            return Err(Error::Capacity {
+                what: "chunk",
+                wanted,
+                available,
+            });
         }
         ws.n_tokens = tokens.len();
         let streams = self.config.streams.count;
-        b.embed(&mut ws.rec, &self.embedding, tokens, streams, &mut ws.residual)?;
+        b.embed(
+            &mut ws.rec,
+            &self.embedding,
+            tokens,
+            streams,
+            &mut ws.residual,
+        )?;
         match &self.ngram {
             Some(ngram) => ngram.embed(b, ws, rows),
             None => Ok(()),
@@ -217,7 +257,12 @@ impl<B: Backend> Architecture<B> for Qwen4Exp<B> {
         {
             ngram.forward(b, ws, config, streams, past, next)?;
         }
-        let Layer { mixer_hc, mixer, ffn_hc, moe } = &self.layers[layer];
+        let Layer {
+            mixer_hc,
+            mixer,
+            ffn_hc,
+            moe,
+        } = &self.layers[layer];
         mixer_hc.mix(b, ws, streams)?;
         match (mixer, &mut state.layers[layer], &mut staging.layers[layer]) {
             (Mixer::Delta(net), LayerState::Recurrent(past), Some(next)) => {
@@ -237,14 +282,10 @@ impl<B: Backend> Architecture<B> for Qwen4Exp<B> {
         self.layers[layer].moe.shared(b, ws, self.config.moe)
     }
 
-    fn combine(
-        &self,
-        b: &B,
-        ws: &mut Workspace<B>,
-        layer: usize,
-        rows: &[u32],
-    ) -> Result<()> {
-        self.layers[layer].moe.combine(b, ws, self.config.moe, rows)?;
+    fn combine(&self, b: &B, ws: &mut Workspace<B>, layer: usize, rows: &[u32]) -> Result<()> {
+        self.layers[layer]
+            .moe
+            .combine(b, ws, self.config.moe, rows)?;
         write_back(b, ws, self.config.streams)
     }
 
@@ -252,16 +293,15 @@ impl<B: Backend> Architecture<B> for Qwen4Exp<B> {
         self.head.mix(b, ws, self.config.streams)
     }
 
-    fn logits(
-        &self,
-        b: &B,
-        ws: &mut Workspace<B>,
-        row: usize,
-        out: &mut [f32],
-    ) -> Result<()> {
+    fn logits(&self, b: &B, ws: &mut Workspace<B>, row: usize, out: &mut [f32]) -> Result<()> {
         let n_embd = self.config.streams.n_embd;
         let weights = self.output.as_ref().unwrap_or(&self.embedding);
-        b.copy(&mut ws.rec, (&ws.input, row * n_embd), (&mut ws.output, 0), n_embd)?;
+        b.copy(
+            &mut ws.rec,
+            (&ws.input, row * n_embd),
+            (&mut ws.output, 0),
+            n_embd,
+        )?;
         b.matmul(&mut ws.rec, weights, &ws.output, 1, &mut ws.logits)?;
         b.read(&mut ws.rec, &ws.logits, 0, out)?;
         Ok(())
@@ -271,17 +311,22 @@ impl<B: Backend> Architecture<B> for Qwen4Exp<B> {
 impl<B: Backend> Qwen4Exp<B> {
     fn ngram_state(&self, b: &B) -> Result<Option<B::Buffer>> {
         let ngram = self.config.ngram.as_ref();
-        ngram.map(|n| Ok(b.alloc(n.state_len(self.config.streams))?)).transpose()
+        ngram
+            .map(|n| Ok(b.alloc(n.state_len(self.config.streams))?))
+            .transpose()
     }
 }
 
 impl Config {
     fn read(check: &mut Check<'_>) -> Self {
         // The embedding's second dimension is the vocabulary; its absence is noted by `expect`.
-        let n_vocab = check.file().tensor("token_embd.weight").map_or(0, |t| to_usize(t.ne[1]));
+        let n_vocab = check
+            .file()
+            .tensor("token_embd.weight")
+            .map_or(0, |t| to_usize(t.ne[1]));
         let mut keys = Keys::new(check, NAME);
 
-        let eps = keys.float("attention.layer_norm_rms_epsilon");
+        let eps = keys.positive("attention.layer_norm_rms_epsilon");
         let n_embd = keys.size("embedding_length");
         let streams = Streams {
             count: keys.size("hyper_connection.count"),
@@ -304,11 +349,17 @@ impl Config {
         let inner = keys.size("ssm.inner_size");
         if inner != delta.width() {
             let expected = delta.width();
-            keys.refuse("ssm.inner_size", format!("expected heads x size = {expected}, found {inner}"));
+            keys.refuse(
+                "ssm.inner_size",
+                format!("expected heads x size = {expected}, found {inner}"),
+            );
         }
         if delta.n_head_k > 0 && !delta.n_head_v.is_multiple_of(delta.n_head_k) {
             let (k, v) = (delta.n_head_k, delta.n_head_v);
-            keys.refuse("ssm.time_step_rank", format!("{v} is not a multiple of {k} key heads"));
+            keys.refuse(
+                "ssm.time_step_rank",
+                format!("{v} is not a multiple of {k} key heads"),
+            );
         }
 
         let moe = MoeConfig {
@@ -320,7 +371,10 @@ impl Config {
         };
         if moe.n_expert > MAX_EXPERTS {
             let found = moe.n_expert;
-            keys.refuse("expert_count", format!("at most {MAX_EXPERTS}, found {found}"));
+            keys.refuse(
+                "expert_count",
+                format!("at most {MAX_EXPERTS}, found {found}"),
+            );
         }
         if moe.k > moe.n_expert {
             let (k, n) = (moe.k, moe.n_expert);
@@ -328,9 +382,19 @@ impl Config {
         }
 
         let attention = Self::read_attention(&mut keys, n_embd, eps);
-        let ngram = keys.has("ple.layers").then(|| Self::read_ngram(&mut keys, n_embd, &attention));
+        let ngram = keys
+            .has("ple.layers")
+            .then(|| Self::read_ngram(&mut keys, n_embd, &attention));
         let n_ctx_train = keys.size("context_length");
-        Self { n_vocab, n_ctx_train, streams, delta, moe, attention, ngram: ngram.flatten() }
+        Self {
+            n_vocab,
+            n_ctx_train,
+            streams,
+            delta,
+            moe,
+            attention,
+            ngram: ngram.flatten(),
+        }
     }
 
     /// Kind and sizes of each layer's token mixer.
@@ -354,7 +418,7 @@ impl Config {
             n_head_kv: keys.size("attention.head_count_kv"),
             head_dim: keys.size("attention.key_length"),
             n_rot: keys.size("rope.dimension_count"),
-            rope_base: keys.float("rope.freq_base"),
+            rope_base: keys.positive("rope.freq_base"),
             eps,
             block_tokens: 0,
             budget_tokens: keys.size("attention.indexer.top_k"),
@@ -369,7 +433,10 @@ impl Config {
         }
         if base.n_head_kv > 0 && !base.n_head.is_multiple_of(base.n_head_kv) {
             let (q, kv) = (base.n_head, base.n_head_kv);
-            keys.refuse("attention.head_count", format!("{q} is not a multiple of {kv} kv heads"));
+            keys.refuse(
+                "attention.head_count",
+                format!("{q} is not a multiple of {kv} kv heads"),
+            );
         }
         let smallest = base.head_dim.min(base.index_dim);
         if !base.n_rot.is_multiple_of(2) || base.n_rot > smallest {
@@ -377,13 +444,11 @@ impl Config {
             let reason = format!("must be even and at most {smallest}, found {n}");
             keys.refuse("rope.dimension_count", reason);
         }
-        if !(base.rope_base > 0.0) {
-            let found = base.rope_base;
-            keys.refuse("rope.freq_base", format!("must be above 0, found {found}"));
-        }
 
         let recurrent = Self::read_pattern(keys, n_layer);
-        let ratios = keys.opt_array("attention.compress_ratios").unwrap_or_default();
+        let ratios = keys
+            .opt_array("attention.compress_ratios")
+            .unwrap_or_default();
         let ratio = |l: usize| ratios.get(l).map_or(0, |r| *r as usize);
         let mut layers = Vec::with_capacity(n_layer);
         let mut block = None;
@@ -392,14 +457,21 @@ impl Config {
             if !recurrent && block_tokens > 0 {
                 if block_tokens == 1 || !base.budget_tokens.is_multiple_of(block_tokens) {
                     let budget = base.budget_tokens;
-                    let reason = format!("{block_tokens} of layer {l} must be above 1 and divide {budget}");
+                    let reason =
+                        format!("{block_tokens} of layer {l} must be above 1 and divide {budget}");
                     keys.refuse("attention.compress_ratios", reason);
                 }
                 if *block.get_or_insert(block_tokens) != block_tokens {
-                    keys.refuse("attention.compress_ratios", "all that are not 0 must be equal");
+                    keys.refuse(
+                        "attention.compress_ratios",
+                        "all that are not 0 must be equal",
+                    );
                 }
             }
-            layers.push((!recurrent).then_some(AttentionConfig { block_tokens, ..base }));
+            layers.push((!recurrent).then_some(AttentionConfig {
+                block_tokens,
+                ..base
+            }));
         }
         layers
     }
@@ -412,7 +484,9 @@ impl Config {
                 let reason = format!("{found} entries for {n_layer} layers");
                 keys.refuse("attention.recurrent_layers", reason);
             }
-            return (0..n_layer).map(|l| recurrent.get(l).is_some_and(|r| *r != 0)).collect();
+            return (0..n_layer)
+                .map(|l| recurrent.get(l).is_some_and(|r| *r != 0))
+                .collect();
         }
         let interval = keys.size_or("full_attention_interval", 4);
         if interval == 0 {
@@ -436,7 +510,8 @@ impl Config {
             return None;
         };
         let layer = layer as usize;
-        if attention.get(layer).is_none_or(Option::is_some) {
+        // Without layers another problem is noted already.
+        if !attention.is_empty() && attention.get(layer).is_none_or(Option::is_some) {
             let reason = format!("layer {layer} is not a gated delta net layer");
             keys.refuse("ple.layers", reason);
         }
@@ -448,10 +523,13 @@ impl Config {
         }
         let n_heads = (n - 1) * per_order;
         if n_heads > 64 {
-            keys.refuse("ple.heads_per_ngram", format!("{n_heads} heads, at most 64"));
+            keys.refuse(
+                "ple.heads_per_ngram",
+                format!("{n_heads} heads, at most 64"),
+            );
         }
         let row_dim = keys.size("embedding_length_per_layer_input");
-        if row_dim.checked_mul(n_heads) != Some(n_embd) {
+        if n_embd > 0 && row_dim.checked_mul(n_heads) != Some(n_embd) {
             let reason = format!("{n_heads} rows of {row_dim} do not make {n_embd}");
             keys.refuse("embedding_length_per_layer_input", reason);
         }
@@ -464,16 +542,24 @@ impl Config {
             ("ple.head_vocab_sizes", &mut moduli, n_heads),
         ] {
             if array.len() < needed {
-                keys.refuse(name, format!("{needed} entries needed, found {}", array.len()));
+                keys.refuse(
+                    name,
+                    format!("{needed} entries needed, found {}", array.len()),
+                );
             }
             array.truncate(needed);
         }
         let heads: Vec<_> = moduli.into_iter().zip(offsets).collect();
-        let ends = heads.iter().map(|(modulus, offset)| modulus.checked_add(*offset));
+        let ends = heads
+            .iter()
+            .map(|(modulus, offset)| modulus.checked_add(*offset));
         let end = ends.max_by_key(|end| end.unwrap_or(u64::MAX)).flatten();
         let min_rows = end.filter(|end| *end < 1 << 31);
         if min_rows.is_none() || heads.iter().any(|(modulus, _)| *modulus == 0) {
-            keys.refuse("ple.head_vocab_sizes", "must be above 0 and end below 2^31 rows");
+            keys.refuse(
+                "ple.head_vocab_sizes",
+                "must be above 0 and end below 2^31 rows",
+            );
         }
         let reset = u32::try_from(keys.size_or("ple.eos_token_id", 0)).unwrap_or(u32::MAX);
         if !keys.has("ple.eos_token_id") {

@@ -60,13 +60,24 @@ impl AttentionConfig {
             )),
         };
         let kv = n_ctx * self.kv_width();
-        Ok(AttentionState { k: b.alloc(kv)?, v: b.alloc(kv)?, index })
+        Ok(AttentionState {
+            k: b.alloc(kv)?,
+            v: b.alloc(kv)?,
+            index,
+        })
     }
 
     /// Heads side by side in a row of their own.
     fn heads(&self, n_head: usize, head_dim: usize) -> HeadLayout {
         let row_len = n_head * head_dim;
-        HeadLayout { row_len, offset: 0, stride: head_dim, n_head, head_dim, eps: self.eps }
+        HeadLayout {
+            row_len,
+            offset: 0,
+            stride: head_dim,
+            n_head,
+            head_dim,
+            eps: self.eps,
+        }
     }
 
     /// One half of the query projection, in which each head's queries and gates alternate.
@@ -105,25 +116,39 @@ struct Indexer<B: Backend> {
 
 impl<B: Backend> SparseAttention<B> {
     pub(crate) fn expect(check: &mut Check<'_>, blk: &str, c: AttentionConfig) {
-        check.tensor(&format!("{blk}.attn_q.weight"), &[&[c.n_embd, 2 * c.width()]]);
-        check.tensor(&format!("{blk}.attn_k.weight"), &[&[c.n_embd, c.kv_width()]]);
-        check.tensor(&format!("{blk}.attn_v.weight"), &[&[c.n_embd, c.kv_width()]]);
-        check.tensor(&format!("{blk}.attn_output.weight"), &[&[c.width(), c.n_embd]]);
+        check.tensor(
+            &format!("{blk}.attn_q.weight"),
+            &[&[c.n_embd, 2 * c.width()]],
+        );
+        check.tensor(
+            &format!("{blk}.attn_k.weight"),
+            &[&[c.n_embd, c.kv_width()]],
+        );
+        check.tensor(
+            &format!("{blk}.attn_v.weight"),
+            &[&[c.n_embd, c.kv_width()]],
+        );
+        check.tensor(
+            &format!("{blk}.attn_output.weight"),
+            &[&[c.width(), c.n_embd]],
+        );
         check.tensor(&format!("{blk}.attn_q_norm.weight"), &[&[c.head_dim]]);
         check.tensor(&format!("{blk}.attn_k_norm.weight"), &[&[c.head_dim]]);
         if c.block_tokens > 0 {
-            check.tensor(&format!("{blk}.indexer.q_proj.weight"), &[&[c.n_embd, c.index_width()]]);
-            check.tensor(&format!("{blk}.indexer.k_proj.weight"), &[&[c.n_embd, c.index_dim]]);
+            check.tensor(
+                &format!("{blk}.indexer.q_proj.weight"),
+                &[&[c.n_embd, c.index_width()]],
+            );
+            check.tensor(
+                &format!("{blk}.indexer.k_proj.weight"),
+                &[&[c.n_embd, c.index_dim]],
+            );
             check.tensor(&format!("{blk}.indexer.q_norm.weight"), &[&[c.index_dim]]);
             check.tensor(&format!("{blk}.indexer.k_norm.weight"), &[&[c.index_dim]]);
         }
     }
 
-    pub(crate) fn load(
-        loader: &mut Loader<'_, B>,
-        blk: &str,
-        c: AttentionConfig,
-    ) -> Result<Self> {
+    pub(crate) fn load(loader: &mut Loader<'_, B>, blk: &str, c: AttentionConfig) -> Result<Self> {
         let indexer = match c.block_tokens {
             0 => None,
             _ => Some(Indexer {
@@ -156,7 +181,11 @@ impl<B: Backend> SparseAttention<B> {
     ) -> Result<()> {
         let n = ws.n_tokens;
         let rec = &mut ws.rec;
-        let rope = Rope { n_rot: c.n_rot, base: c.rope_base, first_position: n_past };
+        let rope = Rope {
+            n_rot: c.n_rot,
+            base: c.rope_base,
+            first_position: n_past,
+        };
         let shape = AttentionShape {
             n_tokens: n,
             first_position: n_past,
@@ -176,34 +205,72 @@ impl<B: Backend> SparseAttention<B> {
         let mut sparse = false;
         if let (Some(indexer), Some((raw, pooled))) = (&self.indexer, &mut cache.index) {
             b.matmul(rec, &indexer.k, &ws.input, n, &mut ws.gate)?;
-            b.copy(rec, (&ws.gate, 0), (&mut *raw, n_past * c.index_dim), n * c.index_dim)?;
+            b.copy(
+                rec,
+                (&ws.gate, 0),
+                (&mut *raw, n_past * c.index_dim),
+                n * c.index_dim,
+            )?;
             let blocks = n_past / c.block_tokens..(n_past + n) / c.block_tokens;
             b.pool_keys(rec, shape, blocks, raw, &indexer.k_norm, pooled)?;
             sparse = (n_past + n) / c.block_tokens > c.budget_tokens / c.block_tokens;
             if sparse {
                 b.matmul(rec, &indexer.q, &ws.input, n, &mut ws.gate)?;
                 let heads = c.heads(c.n_head_index, c.index_dim);
-                b.norm_rope(rec, heads, rope, n, &ws.gate, &indexer.q_norm, &mut ws.beta, 0)?;
+                b.norm_rope(
+                    rec,
+                    heads,
+                    rope,
+                    n,
+                    &ws.gate,
+                    &indexer.q_norm,
+                    &mut ws.beta,
+                    0,
+                )?;
             }
         }
 
         b.matmul(rec, &self.k, &ws.input, n, &mut ws.gate)?;
         let kv = c.heads(c.n_head_kv, c.head_dim);
-        b.norm_rope(rec, kv, rope, n, &ws.gate, &self.k_norm, &mut cache.k, n_past)?;
+        b.norm_rope(
+            rec,
+            kv,
+            rope,
+            n,
+            &ws.gate,
+            &self.k_norm,
+            &mut cache.k,
+            n_past,
+        )?;
         b.matmul(rec, &self.v, &ws.input, n, &mut ws.gate)?;
         let at = n_past * c.kv_width();
         b.copy(rec, (&ws.gate, 0), (&mut cache.v, at), n * c.kv_width())?;
 
         b.matmul(rec, &self.q, &ws.input, n, &mut ws.proj)?;
-        b.norm_rope(rec, c.query_half(0), rope, n, &ws.proj, &self.q_norm, &mut ws.mixed, 0)?;
+        b.norm_rope(
+            rec,
+            c.query_half(0),
+            rope,
+            n,
+            &ws.proj,
+            &self.q_norm,
+            &mut ws.mixed,
+            0,
+        )?;
         let pooled = cache.index.as_ref().map(|(_, pooled)| pooled);
         let input = AttentionInput {
             q: &ws.mixed,
             gate: &ws.proj,
             gate_layout: c.query_half(c.head_dim),
-            indexer: pooled.filter(|_| sparse).map(|pooled| IndexerInput { q: &ws.beta, pooled }),
+            indexer: pooled.filter(|_| sparse).map(|pooled| IndexerInput {
+                q: &ws.beta,
+                pooled,
+            }),
         };
-        let kv = AttentionCache { k: &cache.k, v: &cache.v };
+        let kv = AttentionCache {
+            k: &cache.k,
+            v: &cache.v,
+        };
         b.attention(rec, shape, input, kv, &mut ws.heads)?;
         b.matmul(rec, &self.out, &ws.heads, n, &mut ws.output)?;
         Ok(())

@@ -41,7 +41,12 @@ impl DeltaConfig {
 
     fn conv(&self, n_tokens: usize) -> ConvShape {
         let channels = self.channels();
-        ConvShape { n_tokens, channels, taps: self.conv_taps, dilation: 1 }
+        ConvShape {
+            n_tokens,
+            channels,
+            taps: self.conv_taps,
+            dilation: 1,
+        }
     }
 
     /// f32 elements of one layer's state.
@@ -73,13 +78,28 @@ pub(crate) struct DeltaNet<B: Backend> {
 
 impl<B: Backend> DeltaNet<B> {
     pub(crate) fn expect(check: &mut Check<'_>, blk: &str, c: DeltaConfig) {
-        check.tensor(&format!("{blk}.attn_qkv.weight"), &[&[c.n_embd, c.channels()]]);
-        check.tensor(&format!("{blk}.attn_gate.weight"), &[&[c.n_embd, c.width()]]);
-        check.tensor(&format!("{blk}.ssm_beta.weight"), &[&[c.n_embd, c.n_head_v]]);
-        check.tensor(&format!("{blk}.ssm_alpha.weight"), &[&[c.n_embd, c.n_head_v]]);
+        check.tensor(
+            &format!("{blk}.attn_qkv.weight"),
+            &[&[c.n_embd, c.channels()]],
+        );
+        check.tensor(
+            &format!("{blk}.attn_gate.weight"),
+            &[&[c.n_embd, c.width()]],
+        );
+        check.tensor(
+            &format!("{blk}.ssm_beta.weight"),
+            &[&[c.n_embd, c.n_head_v]],
+        );
+        check.tensor(
+            &format!("{blk}.ssm_alpha.weight"),
+            &[&[c.n_embd, c.n_head_v]],
+        );
         check.tensor(&format!("{blk}.ssm_a"), &[&[c.n_head_v]]);
         check.tensor(&format!("{blk}.ssm_dt.bias"), &[&[c.n_head_v]]);
-        check.tensor(&format!("{blk}.ssm_conv1d.weight"), &[&[c.conv_taps, c.channels()]]);
+        check.tensor(
+            &format!("{blk}.ssm_conv1d.weight"),
+            &[&[c.conv_taps, c.channels()]],
+        );
         check.tensor(&format!("{blk}.ssm_norm.weight"), &[&[c.head_dim]]);
         check.tensor(&format!("{blk}.ssm_out.weight"), &[&[c.width(), c.n_embd]]);
     }
@@ -114,7 +134,15 @@ impl<B: Backend> DeltaNet<B> {
         b.matmul(rec, &self.beta, &ws.input, n, &mut ws.beta)?;
         b.matmul(rec, &self.alpha, &ws.input, n, &mut ws.decay)?;
         let conv = c.conv(n);
-        b.causal_conv(rec, conv, &ws.proj, &self.conv, &past.conv, &mut next.conv, &mut ws.mixed)?;
+        b.causal_conv(
+            rec,
+            conv,
+            &ws.proj,
+            &self.conv,
+            &past.conv,
+            &mut next.conv,
+            &mut ws.mixed,
+        )?;
         let input = DeltaInput {
             u: &ws.mixed,
             b: &ws.beta,
@@ -124,7 +152,14 @@ impl<B: Backend> DeltaNet<B> {
             dt: &self.dt,
             gamma: &self.norm,
         };
-        b.delta_rule(rec, c.shape(n), input, &past.delta, &mut next.delta, &mut ws.heads)?;
+        b.delta_rule(
+            rec,
+            c.shape(n),
+            input,
+            &past.delta,
+            &mut next.delta,
+            &mut ws.heads,
+        )?;
         b.matmul(rec, &self.out, &ws.heads, n, &mut ws.output)?;
         Ok(())
     }

@@ -26,7 +26,11 @@ impl Streams {
     }
 
     pub(crate) fn shape(&self, n_tokens: usize) -> StreamShape {
-        StreamShape { n_tokens, n_streams: self.count, n_embd: self.n_embd }
+        StreamShape {
+            n_tokens,
+            n_streams: self.count,
+            n_embd: self.n_embd,
+        }
     }
 
     /// Expects a gamma over the wide residual, flat or by stream.
@@ -71,8 +75,12 @@ impl<B: Backend> HyperConnection<B> {
     pub(crate) fn mix(&self, b: &B, ws: &mut Workspace<B>, s: Streams) -> Result<()> {
         let n_tokens = ws.n_tokens;
         let rec = &mut ws.rec;
-        let norm =
-            NormShape { n_rows: n_tokens, n_groups: s.count, width: s.n_embd, eps: s.eps };
+        let norm = NormShape {
+            n_rows: n_tokens,
+            n_groups: s.count,
+            width: s.n_embd,
+            eps: s.eps,
+        };
         b.rms_norm(rec, norm, &ws.residual, &self.norm, &mut ws.normed)?;
         b.matmul(rec, &self.down, &ws.normed, n_tokens, &mut ws.low_rank)?;
         b.silu(rec, &mut ws.low_rank, s.count as f32, n_tokens * s.low_rank)?;

@@ -63,17 +63,28 @@ impl<B: Backend> Moe<B> {
         let tensor = |name: &str| check.file().tensor(&format!("{blk}.{name}.weight"));
         let (gate, up) = match tensor("ffn_gate_up_exps") {
             Some(fused) => (part(fused, c.n_ff, 0)?, part(fused, c.n_ff, c.n_ff)?),
-            None => {
-                (part(tensor("ffn_gate_exps")?, c.n_ff, 0)?, part(tensor("ffn_up_exps")?, c.n_ff, 0)?)
-            }
+            None => (
+                part(tensor("ffn_gate_exps")?, c.n_ff, 0)?,
+                part(tensor("ffn_up_exps")?, c.n_ff, 0)?,
+            ),
         };
         let down = part(tensor("ffn_down_exps")?, c.n_embd, 0)?;
-        Some(ExpertSpec { n_expert: c.n_expert, k: c.k, parts: [gate, up, down] })
+        Some(ExpertSpec {
+            n_expert: c.n_expert,
+            k: c.k,
+            parts: [gate, up, down],
+        })
     }
 
     /// Scores experts for `ws.input` and chooses; the decision is in `ws.routing`.
     pub(crate) fn route(&self, b: &B, ws: &mut Workspace<B>, c: MoeConfig) -> Result<()> {
-        b.matmul(&mut ws.rec, &self.router, &ws.input, ws.n_tokens, &mut ws.router)?;
+        b.matmul(
+            &mut ws.rec,
+            &self.router,
+            &ws.input,
+            ws.n_tokens,
+            &mut ws.router,
+        )?;
         ws.routing.reset(ws.n_tokens, c.n_expert, c.k);
         b.route(&mut ws.rec, &ws.router, &mut ws.routing)?;
         Ok(())
@@ -101,7 +112,11 @@ impl<B: Backend> Moe<B> {
         c: MoeConfig,
         rows: &[u32],
     ) -> Result<()> {
-        let shape = MoeShape { n_tokens: ws.n_tokens, k: c.k, n_embd: c.n_embd };
+        let shape = MoeShape {
+            n_tokens: ws.n_tokens,
+            k: c.k,
+            n_embd: c.n_embd,
+        };
         b.combine(
             &mut ws.rec,
             shape,

@@ -28,7 +28,12 @@ pub(crate) struct NgramConfig {
 impl NgramConfig {
     fn conv(&self, n_tokens: usize, s: Streams) -> ConvShape {
         let channels = s.wide();
-        ConvShape { n_tokens, channels, taps: self.conv_taps, dilation: self.dilation }
+        ConvShape {
+            n_tokens,
+            channels,
+            taps: self.conv_taps,
+            dilation: self.dilation,
+        }
     }
 
     /// f32 elements of the convolution's history.
@@ -60,7 +65,10 @@ impl<B: Backend> Ngram<B> {
         for norm in ["key", "query", "conv"] {
             s.expect_gamma(check, &format!("{blk}.ple_norm_{norm}.weight"));
         }
-        check.tensor(&format!("{blk}.ple_conv1d.weight"), &[&[c.conv_taps, s.wide()]]);
+        check.tensor(
+            &format!("{blk}.ple_conv1d.weight"),
+            &[&[c.conv_taps, s.wide()]],
+        );
         // Tables are padded, so only a lower bound of the row count is known.
         let found = check.file().tensor(TABLE).map_or(0, |t| t.ne[1]);
         check.tensor(TABLE, &[&[c.row_dim, to_usize(found.max(c.min_rows))]]);
@@ -128,8 +136,21 @@ impl<B: Backend> Ngram<B> {
         b.matmul(rec, &self.value, &ws.ngram, n, &mut ws.output)?;
         let key = (&ws.normed, &self.norm_key);
         let query = (&ws.residual, &self.norm_query);
-        b.ngram_gate(rec, s.shape(n), s.eps, key, query, &ws.output, &mut ws.gates)?;
-        let norm = NormShape { n_rows: n, n_groups: s.count, width: s.n_embd, eps: s.eps };
+        b.ngram_gate(
+            rec,
+            s.shape(n),
+            s.eps,
+            key,
+            query,
+            &ws.output,
+            &mut ws.gates,
+        )?;
+        let norm = NormShape {
+            n_rows: n,
+            n_groups: s.count,
+            width: s.n_embd,
+            eps: s.eps,
+        };
         b.rms_norm(rec, norm, &ws.gates, &self.norm_conv, &mut ws.proj)?;
         let conv = c.conv(n, s);
         b.causal_conv(rec, conv, &ws.proj, &self.conv, past, next, &mut ws.mixed)?;

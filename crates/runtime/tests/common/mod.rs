@@ -14,16 +14,26 @@ pub(crate) fn cpu(n_threads: usize) -> CpuBackend {
 }
 
 pub(crate) fn engine(path: &Path, options: EngineOptions, n_threads: usize) -> Engine {
-    let options = EngineOptions { n_ctx: N_CTX, budget_bytes: Some(1 << 30), ..options };
+    let options = EngineOptions {
+        n_ctx: N_CTX,
+        budget_bytes: Some(1 << 30),
+        ..options
+    };
     Engine::open(path, cpu(n_threads), options).unwrap()
 }
 
 pub(crate) fn chunked(chunk: usize) -> EngineOptions {
-    EngineOptions { chunk_tokens: Some(chunk), ..EngineOptions::default() }
+    EngineOptions {
+        chunk_tokens: Some(chunk),
+        ..EngineOptions::default()
+    }
 }
 
 pub(crate) fn slotted(chunk: usize, slots: usize) -> EngineOptions {
-    EngineOptions { slots_per_layer: Some(slots), ..chunked(chunk) }
+    EngineOptions {
+        slots_per_layer: Some(slots),
+        ..chunked(chunk)
+    }
 }
 
 /// Tokens that wander over the vocabulary.

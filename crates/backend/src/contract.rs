@@ -1,18 +1,32 @@
 //! The operations that a layer is made of.
 //!
 //! Owns the meaning of each operation (the formula in its documentation); does not own any
-//! arithmetic. Required methods are the primitives; provided methods compose them and may be
-//! overridden by a backend that can fuse. Every operation may be recorded and run later: results
-//! exist for the host only after [`Backend::read`] or [`Backend::route`].
+//! arithmetic. Memory: none; operands belong to the caller, temporary space to the backend.
+//! Invariants, which the `conformance` suite (feature `testing`) checks:
+//! 1. operands are checked before anything runs: wrong sizes are errors, never a panic;
+//! 2. only what was given as `&mut` changes, and of it only the elements that the shape names;
+//! 3. a token's result depends on its own inputs alone, not on what shares the call;
+//! 4. sums run in an order that no cache, thread or disk can change.
+//!
+//! Cost: stated where it is not the size of the operands.
 
 use crate::{ExpertView, MatData, Result, Routing};
 
 /// A compute device, or the CPU.
 ///
 /// Shapes are written with the fastest dimension last. `n_tokens` counts the rows of a chunk.
+/// Every operation may be recorded and run later: results exist for the host only after
+/// [`read`](Self::read) or [`route`](Self::route).
+///
 /// Operations check that operands are large enough and return
-/// [`Error::Shape`](crate::Error::Shape) otherwise; larger buffers are fine, so that scratch is
-/// allocated once for the largest chunk.
+/// [`Error::Shape`](crate::Error::Shape) otherwise, and
+/// [`Error::Argument`](crate::Error::Argument) for sizes that cannot be right whatever the
+/// operands are. Larger buffers are fine, so that scratch is allocated once for the largest chunk;
+/// elements past the shape keep their values. After an error the contents of outputs are
+/// unspecified.
+///
+/// An output is `&mut` and inputs are `&`, so no operand can alias an output: in-place operation
+/// exists only where an operation takes its operand as `&mut` in the first place.
 pub trait Backend: std::fmt::Debug + Send + Sync + 'static {
     /// f32 elements on the device.
     type Buffer: std::fmt::Debug + Send + Sync;
@@ -44,6 +58,9 @@ pub trait Backend: std::fmt::Debug + Send + Sync + 'static {
     fn load(&self, matrix: MatData) -> Result<Self::Matrix>;
 
     /// Copies host values into `buffer` from element `at` on.
+    ///
+    /// # Errors
+    /// [`Error::Shape`](crate::Error::Shape) if they reach past its end.
     fn write(
         &self,
         rec: &mut Self::Recorder,
@@ -53,6 +70,10 @@ pub trait Backend: std::fmt::Debug + Send + Sync + 'static {
     ) -> Result<()>;
 
     /// Copies elements from `at` on to the host, after everything recorded before has run.
+    ///
+    /// # Errors
+    /// [`Error::Shape`](crate::Error::Shape) if they reach past the end; on a device, also the
+    /// first failure of anything recorded before.
     fn read(
         &self,
         rec: &mut Self::Recorder,
@@ -61,7 +82,10 @@ pub trait Backend: std::fmt::Debug + Send + Sync + 'static {
         out: &mut [f32],
     ) -> Result<()>;
 
-    /// Copies `len` elements between buffers.
+    /// Copies `len` elements between buffers, each from its own first element on.
+    ///
+    /// # Errors
+    /// [`Error::Shape`](crate::Error::Shape) if they reach past the end of either.
     fn copy(
         &self,
         rec: &mut Self::Recorder,
@@ -71,12 +95,16 @@ pub trait Backend: std::fmt::Debug + Send + Sync + 'static {
     ) -> Result<()>;
 
     /// Sets every element to zero.
+    ///
+    /// # Errors
+    /// None on a backend that runs operations at once; a device may fail to record.
     fn zero(&self, rec: &mut Self::Recorder, buffer: &mut Self::Buffer) -> Result<()>;
 
     /// Table rows by id, each repeated `copies` times: `out [n_ids, copies, n_in]`.
     ///
     /// # Errors
-    /// [`Error::Id`](crate::Error::Id) for an id that the table does not have.
+    /// [`Error::Id`](crate::Error::Id) for an id that the table does not have;
+    /// [`Error::Shape`](crate::Error::Shape) if `out` is too small.
     fn embed(
         &self,
         rec: &mut Self::Recorder,
@@ -87,6 +115,9 @@ pub trait Backend: std::fmt::Debug + Send + Sync + 'static {
     ) -> Result<()>;
 
     /// `y[t, o] = sum_i W[o, i] x[t, i]`: `x [n_tokens, n_in]`, `y [n_tokens, n_out]`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`](crate::Error::Shape) for an operand that is too small.
     fn matmul(
         &self,
         rec: &mut Self::Recorder,
@@ -96,7 +127,11 @@ pub trait Backend: std::fmt::Debug + Send + Sync + 'static {
         y: &mut Self::Buffer,
     ) -> Result<()>;
 
-    /// Root-mean-square norm of each group: `out = x / sqrt(mean(x^2) + eps) * gamma`.
+    /// Root-mean-square norm of each group: `out = x / sqrt(mean(x^2) + eps) * gamma`, with
+    /// `x` and `out` `[n_rows, n_groups, width]` and `gamma [n_groups, width]`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`](crate::Error::Shape) for an operand that is too small.
     fn rms_norm(
         &self,
         rec: &mut Self::Recorder,
@@ -107,6 +142,9 @@ pub trait Backend: std::fmt::Debug + Send + Sync + 'static {
     ) -> Result<()>;
 
     /// `x[i] += y[i]` for the first `len` elements.
+    ///
+    /// # Errors
+    /// [`Error::Shape`](crate::Error::Shape) for an operand that is too small.
     fn add(
         &self,
         rec: &mut Self::Recorder,
@@ -116,6 +154,9 @@ pub trait Backend: std::fmt::Debug + Send + Sync + 'static {
     ) -> Result<()>;
 
     /// `x[i] = silu(x[i] / divisor)` for the first `len` elements.
+    ///
+    /// # Errors
+    /// [`Error::Shape`](crate::Error::Shape) for an operand that is too small.
     fn silu(
         &self,
         rec: &mut Self::Recorder,
@@ -125,6 +166,9 @@ pub trait Backend: std::fmt::Debug + Send + Sync + 'static {
     ) -> Result<()>;
 
     /// `gate[i] = silu(gate[i]) * up[i]` for the first `len` elements.
+    ///
+    /// # Errors
+    /// [`Error::Shape`](crate::Error::Shape) for an operand that is too small.
     fn swiglu(
         &self,
         rec: &mut Self::Recorder,
@@ -134,6 +178,10 @@ pub trait Backend: std::fmt::Debug + Send + Sync + 'static {
     ) -> Result<()>;
 
     /// Gated mean over streams: `out[t, d] = (1/S) sum_s sigmoid(g[t, s, d]) n[t, s, d]`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`](crate::Error::Shape) for an operand that is too small;
+    /// [`Error::Argument`](crate::Error::Argument) without a stream.
     fn gate_streams(
         &self,
         rec: &mut Self::Recorder,
@@ -144,6 +192,9 @@ pub trait Backend: std::fmt::Debug + Send + Sync + 'static {
     ) -> Result<()>;
 
     /// Adds a block's output to every stream: `x[t, s, d] += 2 sigmoid(w[t, s] / S) y[t, d]`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`](crate::Error::Shape) for an operand that is too small.
     fn inject(
         &self,
         rec: &mut Self::Recorder,
@@ -156,9 +207,14 @@ pub trait Backend: std::fmt::Debug + Send + Sync + 'static {
     /// Causal depthwise convolution over time, then silu.
     ///
     /// `out[t, c] = silu(sum_j kernel[c, j] x[t - dilation (taps - 1 - j), c])`, where rows before
-    /// the chunk come from `past` (`[(taps - 1) * dilation, channels]`, oldest first). `next`
+    /// the chunk come from `past` (`[(taps - 1) * dilation, channels]`, oldest first). `x` and
+    /// `out` are `[n_tokens, channels]`, `kernel` is `[channels, taps]`. `next`, as long as `past`,
     /// receives the history for the following chunk.
-    #[allow(clippy::too_many_arguments)]
+    ///
+    /// # Errors
+    /// [`Error::Shape`](crate::Error::Shape) for an operand that is too small;
+    /// [`Error::Argument`](crate::Error::Argument) without a tap.
+    #[allow(clippy::too_many_arguments)] // The symbols of the formula.
     fn causal_conv(
         &self,
         rec: &mut Self::Recorder,
@@ -177,7 +233,12 @@ pub trait Backend: std::fmt::Debug + Send + Sync + 'static {
     /// uses key head `g mod Hk`. With `beta = sigmoid(b)`, `decay = exp(a_log * softplus(a + dt))`
     /// and the state `M [Hv, dk, dv]`:
     /// `M *= decay; e = beta (v - k^T M); M += k e^T; o = q^T M`.
-    /// Then `out = rms(o) * gamma * sigmoid(z)`, `[n_tokens, Hv dv]`.
+    /// Then `out = rms(o) * gamma * sigmoid(z)`, `[n_tokens, Hv dv]`. The state goes in as `past`
+    /// and comes out as `next`, both `[Hv, dk, dv]`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`](crate::Error::Shape) for an operand that is too small;
+    /// [`Error::Argument`](crate::Error::Argument) unless `Hv` is a multiple of `Hk`.
     fn delta_rule(
         &self,
         rec: &mut Self::Recorder,
@@ -192,8 +253,14 @@ pub trait Backend: std::fmt::Debug + Send + Sync + 'static {
     /// `[n_tokens, n_head, head_dim]` lands in `out` from row `first_row` on.
     ///
     /// Per head: `rms(x) * gamma`, then for pairs `(i, i + n_rot/2)` the rotation by
-    /// `p / base^(2i/n_rot)` with `p = first_position + t`.
-    #[allow(clippy::too_many_arguments)]
+    /// `p / base^(2i/n_rot)` with `p = first_position + t`. Other rows of `out` stay as they are,
+    /// so that `out` can be a cache that grows.
+    ///
+    /// # Errors
+    /// [`Error::Shape`](crate::Error::Shape) for an operand that is too small;
+    /// [`Error::Argument`](crate::Error::Argument) for heads that reach
+    /// past their row and an odd or too large `n_rot`.
+    #[allow(clippy::too_many_arguments)] // The symbols of the formula.
     fn norm_rope(
         &self,
         rec: &mut Self::Recorder,
@@ -206,8 +273,17 @@ pub trait Backend: std::fmt::Debug + Send + Sync + 'static {
         first_row: usize,
     ) -> Result<()>;
 
-    /// Pooled indexer keys of complete blocks `blocks`: mean of the block's raw keys, norm, rotary
-    /// embedding at the block's first position. Reads `cache.raw`, writes `cache.pooled`.
+    /// Pooled indexer keys of the complete blocks `blocks`: mean of the block's raw keys
+    /// (`raw [n_cached, index_dim]`), then norm, then rotary embedding at the block's first
+    /// position.
+    /// Writes rows `blocks` of `pooled [n_blocks, index_dim]` and no others.
+    ///
+    /// Of the shape, only `block_tokens`, `index_dim`, `rope` and `eps` matter.
+    ///
+    /// # Errors
+    /// [`Error::Shape`](crate::Error::Shape) for an operand that is too small;
+    /// [`Error::Argument`](crate::Error::Argument) without block tokens
+    /// and for an odd or too large `n_rot`.
     fn pool_keys(
         &self,
         rec: &mut Self::Recorder,
@@ -223,7 +299,18 @@ pub trait Backend: std::fmt::Debug + Send + Sync + 'static {
     /// The query at position `p` sees positions `0..=p`. With an indexer and more than
     /// `budget / block` complete blocks among them, it sees the `budget / block` blocks of highest
     /// score `(1/sqrt(di)) sum_h max(0, iq_h . pooled_b)` (equal scores: lower block first) and the
-    /// incomplete tail. `out[t, h] = softmax(q k / sqrt(hd)) v * sigmoid(gate)`.
+    /// incomplete tail. A query whose position ends a block has no tail, and its own block competes
+    /// like any other. A score that is not a number counts as zero.
+    /// `out[t, h] = softmax(q k / sqrt(hd)) v * sigmoid(gate)`, `[n_tokens, n_head, head_dim]`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`](crate::Error::Shape) for an operand that is too small;
+    /// [`Error::Argument`](crate::Error::Argument) unless `n_head` is a
+    /// multiple of `n_head_kv`, the gates are one per query and element, and, with an indexer,
+    /// `budget_tokens` is a multiple of `block_tokens`, neither being zero.
+    ///
+    /// # Cost
+    /// Beyond the operands, space for one score per visible token and per block.
     fn attention(
         &self,
         rec: &mut Self::Recorder,
@@ -237,7 +324,7 @@ pub trait Backend: std::fmt::Debug + Send + Sync + 'static {
     /// `routing` must have been [`reset`](Routing::reset) to the shape.
     ///
     /// # Errors
-    /// As [`Routing::choose`].
+    /// As [`Routing::choose`]; [`Error::Shape`](crate::Error::Shape) if `logits` is too small.
     fn route(
         &self,
         rec: &mut Self::Recorder,
@@ -247,7 +334,13 @@ pub trait Backend: std::fmt::Debug + Send + Sync + 'static {
 
     /// Runs experts over their tokens: row `first_row + i` of `partial [n_picks, n_embd]` becomes
     /// `down(silu(gate x) * (up x))` of token `tokens[i]` of `x [n_tokens, n_embd]`.
-    /// The rows of different jobs must not overlap.
+    /// The rows of different jobs must not overlap; rows of no job stay as they are. A job without
+    /// tokens does nothing.
+    ///
+    /// # Errors
+    /// [`Error::Shape`](crate::Error::Shape) for rows that overlap or lie past the end of `partial`
+    /// and for matrices that do not fit together; [`Error::Id`](crate::Error::Id) for a token that
+    /// `x` does not have.
     fn experts(
         &self,
         rec: &mut Self::Recorder,
@@ -258,7 +351,14 @@ pub trait Backend: std::fmt::Debug + Send + Sync + 'static {
 
     /// Sums a layer's parts in rank order, whatever order they were computed in:
     /// `out[t] = sum_r weights[t, r] partial[rows[t, r]] + sigmoid(shared_gate[t]) shared[t]`.
-    #[allow(clippy::too_many_arguments)]
+    ///
+    /// `rows` and `weights` are `[n_tokens, k]`, `partial [n_picks, n_embd]`,
+    /// `shared [n_tokens, n_embd]`, `shared_gate [n_tokens]`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`](crate::Error::Shape) for an operand that is too small;
+    /// [`Error::Id`](crate::Error::Id) for a row that `partial` does not have.
+    #[allow(clippy::too_many_arguments)] // The symbols of the formula.
     fn combine(
         &self,
         rec: &mut Self::Recorder,
@@ -274,8 +374,13 @@ pub trait Backend: std::fmt::Debug + Send + Sync + 'static {
     /// Gate of the n-gram embedding.
     ///
     /// `kn = rms(key_s) * gamma_key_s`, `qn = rms(x_s) * gamma_query_s`, `t = kn . qn / sqrt(D)`,
-    /// `t = sign(t) sqrt(max(|t|, 1e-6))`, `out[t, s, d] = sigmoid(t) value[t, d]`.
-    #[allow(clippy::too_many_arguments)]
+    /// `t = sign(t) sqrt(max(|t|, 1e-6))`, `out[t, s, d] = sigmoid(t) value[t, d]`; the sign of zero
+    /// is zero. `key` and `query` are a buffer `[n_tokens, n_streams, n_embd]` and its gamma
+    /// `[n_streams, n_embd]`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`](crate::Error::Shape) for an operand that is too small.
+    #[allow(clippy::too_many_arguments)] // The symbols of the formula.
     fn ngram_gate(
         &self,
         rec: &mut Self::Recorder,
@@ -289,7 +394,7 @@ pub trait Backend: std::fmt::Debug + Send + Sync + 'static {
 }
 
 /// Rows, groups and width of a norm: `x [n_rows, n_groups, width]`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NormShape {
     /// Independent rows.
     pub n_rows: usize,
@@ -302,7 +407,7 @@ pub struct NormShape {
 }
 
 /// The wide residual of hyper-connections: `[n_tokens, n_streams, n_embd]`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StreamShape {
     /// Rows.
     pub n_tokens: usize,
@@ -313,7 +418,7 @@ pub struct StreamShape {
 }
 
 /// A depthwise convolution over time.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ConvShape {
     /// Rows of the chunk.
     pub n_tokens: usize,
@@ -328,12 +433,12 @@ pub struct ConvShape {
 impl ConvShape {
     /// Rows of history that the convolution needs.
     pub fn history(&self) -> usize {
-        (self.taps - 1) * self.dilation
+        self.taps.saturating_sub(1).saturating_mul(self.dilation)
     }
 }
 
 /// Shape of the gated delta rule.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DeltaShape {
     /// Rows of the chunk.
     pub n_tokens: usize,
@@ -350,12 +455,16 @@ pub struct DeltaShape {
 impl DeltaShape {
     /// Elements of the recurrent state, `[Hv, dk, dv]`.
     pub fn state_len(&self) -> usize {
-        self.n_head_v * self.head_dim * self.head_dim
+        volume([self.n_head_v, self.head_dim, self.head_dim])
     }
 
     /// Channels of `u`: q, k and v side by side.
     pub fn channels(&self) -> usize {
-        (2 * self.n_head_k + self.n_head_v) * self.head_dim
+        let heads = self
+            .n_head_k
+            .saturating_mul(2)
+            .saturating_add(self.n_head_v);
+        volume([heads, self.head_dim])
     }
 }
 
@@ -378,8 +487,9 @@ pub struct DeltaInput<'a, T> {
     pub gamma: &'a T,
 }
 
-/// Where the heads of a row are: head `h` starts at `offset + h * stride` of a `row_len` row.
-#[derive(Debug, Clone, Copy)]
+/// Where the heads of a row are: head `h` starts at element `offset + h * stride` of a row of
+/// `row_len` elements.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HeadLayout {
     /// Elements per row.
     pub row_len: usize,
@@ -396,7 +506,7 @@ pub struct HeadLayout {
 }
 
 /// Partial rotary embedding with rotate-half pairing.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rope {
     /// Rotated dimensions at the start of each head (even).
     pub n_rot: usize,
@@ -407,7 +517,7 @@ pub struct Rope {
 }
 
 /// Shape of (sparse) attention.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionShape {
     /// Rows of the chunk.
     pub n_tokens: usize,
@@ -440,7 +550,7 @@ pub struct AttentionInput<'a, T> {
     pub q: &'a T,
     /// Rows that hold the output gates before the sigmoid, laid out as `gate_layout` says.
     pub gate: &'a T,
-    /// Where a head's gate is in its row.
+    /// Where a head's gate is in its row (its `eps` is unused).
     pub gate_layout: HeadLayout,
     /// Indexer queries; `None` when every visible token is attended to.
     pub indexer: Option<IndexerInput<'a, T>>,
@@ -476,7 +586,7 @@ pub struct ExpertJob<'a> {
 }
 
 /// Shape of the weighted sum over experts.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MoeShape {
     /// Rows of the chunk.
     pub n_tokens: usize,
@@ -484,4 +594,9 @@ pub struct MoeShape {
     pub k: usize,
     /// Elements per row.
     pub n_embd: usize,
+}
+
+/// Elements of an array of these dimensions; one too large for memory is `usize::MAX`.
+pub(crate) fn volume<const N: usize>(dims: [usize; N]) -> usize {
+    dims.into_iter().fold(1, usize::saturating_mul)
 }

@@ -1,4 +1,7 @@
 //! What can go wrong in a backend.
+//!
+//! Owns the crate's one error type; an error names the operation and the operand at fault, with
+//! what was needed and what was found.
 
 /// Result with the backend's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -18,6 +21,18 @@ pub enum Error {
         expected: usize,
         /// Elements (or bytes) found.
         found: usize,
+    },
+    /// A size that no operand could make right.
+    #[error("{op}: {what} is {found}, but must be {rule}")]
+    Argument {
+        /// Operation.
+        op: &'static str,
+        /// Which size.
+        what: &'static str,
+        /// Its value.
+        found: usize,
+        /// What it has to satisfy.
+        rule: &'static str,
     },
     /// An id is outside its table.
     #[error("{op}: id {id} is outside 0..{limit}")]

@@ -1,6 +1,8 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+#[cfg(any(test, feature = "testing"))]
+pub mod conformance;
 mod contract;
 mod cpu;
 mod error;
@@ -8,8 +10,8 @@ mod routing;
 mod view;
 
 pub use contract::{
-    AttentionCache, AttentionInput, AttentionShape, Backend, ConvShape, DeltaInput, DeltaShape, ExpertJob,
-    HeadLayout, IndexerInput, MoeShape, NormShape, Rope, StreamShape,
+    AttentionCache, AttentionInput, AttentionShape, Backend, ConvShape, DeltaInput, DeltaShape,
+    ExpertJob, HeadLayout, IndexerInput, MoeShape, NormShape, Rope, StreamShape,
 };
 pub use cpu::{CpuBackend, CpuBuffer, CpuMatrix, CpuOptions};
 pub use error::{Error, Result};

@@ -25,7 +25,13 @@ impl<'a> MatView<'a> {
     /// of blocks.
     pub fn new(ty: QuantType, n_in: usize, n_out: usize, bytes: &'a [u8]) -> Result<Self> {
         let row_bytes = check(ty, n_in, n_out, bytes.len())?;
-        Ok(Self { ty, n_in, n_out, row_bytes, bytes })
+        Ok(Self {
+            ty,
+            n_in,
+            n_out,
+            row_bytes,
+            bytes,
+        })
     }
 
     /// Stored type.
@@ -41,6 +47,16 @@ impl<'a> MatView<'a> {
     /// Rows.
     pub fn n_out(&self) -> usize {
         self.n_out
+    }
+
+    /// The stored bytes of all rows, one after the other.
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// Stored bytes of a row.
+    pub fn row_bytes(&self) -> usize {
+        self.row_bytes
     }
 
     /// Bytes of row `row`; `row` must be below [`n_out`](Self::n_out).
@@ -65,7 +81,12 @@ impl MatData {
     /// As [`MatView::new`].
     pub fn new(ty: QuantType, n_in: usize, n_out: usize, bytes: Vec<u8>) -> Result<Self> {
         check(ty, n_in, n_out, bytes.len())?;
-        Ok(Self { ty, n_in, n_out, bytes })
+        Ok(Self {
+            ty,
+            n_in,
+            n_out,
+            bytes,
+        })
     }
 
     /// An f32 matrix from values in row-major order.
@@ -103,9 +124,14 @@ pub struct ExpertView<'a> {
 /// Row length in bytes, once shape and byte count are known to agree.
 fn check(ty: QuantType, n_in: usize, n_out: usize, found: usize) -> Result<usize> {
     let row_bytes = ty.row_bytes(n_in)?;
-    let expected = row_bytes.checked_mul(n_out).unwrap_or(usize::MAX);
+    let expected = row_bytes.saturating_mul(n_out);
     if expected != found {
-        return Err(Error::Shape { op: "matrix", what: "bytes", expected, found });
+        return Err(Error::Shape {
+            op: "matrix",
+            what: "bytes",
+            expected,
+            found,
+        });
     }
     Ok(row_bytes)
 }

@@ -7,10 +7,10 @@ use std::ops::Range;
 
 use thalweg_quant::dot_f32;
 
-use super::norm::{norm_into, rotate};
-use super::{CpuBuffer, Team, sigmoid, take, take_mut};
+use super::norm::{Rotation, check_layout, check_rope, norm_into};
+use super::{CpuBuffer, Team, require, sigmoid, take, take_mut};
 use crate::Result;
-use crate::contract::{AttentionCache, AttentionInput, AttentionShape};
+use crate::contract::{AttentionCache, AttentionInput, AttentionShape, volume};
 
 pub(super) fn pool_keys(
     team: &Team,
@@ -20,31 +20,56 @@ pub(super) fn pool_keys(
     gamma: &CpuBuffer,
     pooled: &mut CpuBuffer,
 ) -> Result<()> {
-    let AttentionShape { block_tokens, index_dim, eps, rope, .. } = shape;
-    let raw = take("pool_keys", "raw", raw, blocks.end * block_tokens * index_dim)?;
-    let gamma = take("pool_keys", "gamma", gamma, index_dim)?;
-    let pooled = take_mut("pool_keys", "pooled", pooled, blocks.end * index_dim)?;
+    let AttentionShape {
+        block_tokens,
+        index_dim,
+        eps,
+        rope,
+        ..
+    } = shape;
+    let op = "pool_keys";
+    require(
+        block_tokens > 0,
+        op,
+        "block_tokens",
+        block_tokens,
+        "at least 1",
+    )?;
+    check_rope(op, rope, index_dim)?;
+    if blocks.is_empty() {
+        return Ok(());
+    }
+    let raw = take(op, "raw", raw, [blocks.end, block_tokens, index_dim])?;
+    let gamma = take(op, "gamma", gamma, [index_dim])?;
+    let pooled = take_mut(op, "pooled", pooled, [blocks.end, index_dim])?;
     let first = blocks.start;
     let out = &mut pooled[first * index_dim..];
-    team.blocks(out, index_dim, 8 * index_dim, |block, out| {
-        let mut mean = vec![0.0; index_dim];
-        for (i, out) in out.chunks_exact_mut(index_dim).enumerate() {
-            let position = (first + block + i) * block_tokens;
-            mean.fill(0.0);
-            let keys = raw[position * index_dim..].chunks_exact(index_dim);
-            for key in keys.take(block_tokens) {
-                for (m, k) in mean.iter_mut().zip(key) {
-                    *m += k;
+    team.blocks(
+        out,
+        index_dim,
+        volume([block_tokens.saturating_add(8), index_dim]),
+        |block, out| {
+            let mut rotation = Rotation::new(rope);
+            let mut mean = vec![0.0; index_dim];
+            for (i, out) in out.chunks_exact_mut(index_dim).enumerate() {
+                let position = (first + block + i) * block_tokens;
+                mean.fill(0.0);
+                let keys = raw[position * index_dim..].chunks_exact(index_dim);
+                for key in keys.take(block_tokens) {
+                    for (m, k) in mean.iter_mut().zip(key) {
+                        *m += k;
+                    }
                 }
+                for m in &mut mean {
+                    *m /= block_tokens as f32;
+                }
+                norm_into(&mean, gamma, eps, out);
+                rotation.turn_to(position);
+                rotation.apply(out);
             }
-            for m in &mut mean {
-                *m /= block_tokens as f32;
-            }
-            norm_into(&mean, gamma, eps, out);
-            rotate(rope, position, out);
-        }
-        Ok(())
-    })
+            Ok(())
+        },
+    )
 }
 
 pub(super) fn attention(
@@ -54,26 +79,39 @@ pub(super) fn attention(
     cache: &AttentionCache<'_, CpuBuffer>,
     out: &mut CpuBuffer,
 ) -> Result<()> {
-    let AttentionShape { n_tokens, first_position, n_head, n_head_kv, head_dim, .. } = shape;
+    let AttentionShape {
+        n_tokens,
+        first_position,
+        n_head,
+        n_head_kv,
+        head_dim,
+        ..
+    } = shape;
     let op = "attention";
-    let n_cached = first_position + n_tokens;
-    let width = n_head * head_dim;
-    let kv_width = n_head_kv * head_dim;
+    check_shape(op, &shape, input)?;
+    let n_cached = first_position.saturating_add(n_tokens);
+    let width = volume([n_head, head_dim]);
+    let kv_width = volume([n_head_kv, head_dim]);
     let gates = input.gate_layout;
-    let q = take(op, "q", input.q, n_tokens * width)?;
-    let gate = take(op, "gate", input.gate, n_tokens * gates.row_len)?;
-    let k = take(op, "k", cache.k, n_cached * kv_width)?;
-    let v = take(op, "v", cache.v, n_cached * kv_width)?;
+    let q = take(op, "q", input.q, [n_tokens, width])?;
+    let gate = take(op, "gate", input.gate, [n_tokens, gates.row_len])?;
+    let k = take(op, "k", cache.k, [n_cached, kv_width])?;
+    let v = take(op, "v", cache.v, [n_cached, kv_width])?;
     let n_blocks = n_cached.checked_div(shape.block_tokens).unwrap_or(0);
     let indexer = match &input.indexer {
         None => None,
         Some(i) => Some((
-            take(op, "indexer q", i.q, n_tokens * shape.n_head_index * shape.index_dim)?,
-            take(op, "pooled", i.pooled, n_blocks * shape.index_dim)?,
+            take(
+                op,
+                "indexer q",
+                i.q,
+                [n_tokens, shape.n_head_index, shape.index_dim],
+            )?,
+            take(op, "pooled", i.pooled, [n_blocks, shape.index_dim])?,
         )),
     };
-    let out = take_mut(op, "out", out, n_tokens * width)?;
-    team.blocks(out, width, n_cached * 2 * width, |first, out| {
+    let out = take_mut(op, "out", out, [n_tokens, width])?;
+    team.blocks(out, width, volume([2, n_cached, width]), |first, out| {
         let mut visible = Visible::default();
         let mut scores = Vec::new();
         for (i, out) in out.chunks_exact_mut(width).enumerate() {
@@ -81,7 +119,12 @@ pub(super) fn attention(
             match indexer {
                 Some((iq, pooled)) => {
                     let row = shape.n_head_index * shape.index_dim;
-                    visible.select(shape, first_position + t, &iq[t * row..(t + 1) * row], pooled);
+                    visible.select(
+                        shape,
+                        first_position + t,
+                        &iq[t * row..(t + 1) * row],
+                        pooled,
+                    );
                 }
                 None => visible.all(first_position + t),
             }
@@ -94,7 +137,9 @@ pub(super) fn attention(
 
                 scores.clear();
                 scores.extend(
-                    visible.positions().map(|p| dot_f32(q, key(p)) / (head_dim as f32).sqrt()),
+                    visible
+                        .positions()
+                        .map(|p| dot_f32(q, key(p)) / (head_dim as f32).sqrt()),
                 );
                 let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 let mut total = 0.0;
@@ -118,6 +163,71 @@ pub(super) fn attention(
     })
 }
 
+/// Fails for sizes that no operands could satisfy.
+fn check_shape(
+    op: &'static str,
+    shape: &AttentionShape,
+    input: &AttentionInput<'_, CpuBuffer>,
+) -> Result<()> {
+    let AttentionShape {
+        n_head,
+        n_head_kv,
+        head_dim,
+        ..
+    } = *shape;
+    let grouped = n_head_kv > 0 && n_head.is_multiple_of(n_head_kv);
+    require(grouped, op, "n_head", n_head, "a multiple of n_head_kv")?;
+    let gates = input.gate_layout;
+    check_layout(op, gates)?;
+    require(
+        gates.n_head == n_head,
+        op,
+        "gate heads",
+        gates.n_head,
+        "n_head",
+    )?;
+    require(
+        gates.head_dim == head_dim,
+        op,
+        "gate dimensions",
+        gates.head_dim,
+        "head_dim",
+    )?;
+    if input.indexer.is_some() {
+        let AttentionShape {
+            block_tokens,
+            budget_tokens,
+            n_head_index,
+            index_dim,
+            ..
+        } = *shape;
+        require(
+            block_tokens > 0,
+            op,
+            "block_tokens",
+            block_tokens,
+            "at least 1",
+        )?;
+        let whole = budget_tokens > 0 && budget_tokens.is_multiple_of(block_tokens);
+        require(
+            whole,
+            op,
+            "budget_tokens",
+            budget_tokens,
+            "a multiple of block_tokens",
+        )?;
+        require(
+            n_head_index > 0,
+            op,
+            "n_head_index",
+            n_head_index,
+            "at least 1",
+        )?;
+        require(index_dim > 0, op, "index_dim", index_dim, "at least 1")?;
+    }
+    Ok(())
+}
+
 /// The positions that one query attends to, as rising ranges.
 #[derive(Default)]
 struct Visible {
@@ -138,7 +248,12 @@ impl Visible {
 
     /// The blocks of highest indexer score and the incomplete tail.
     fn select(&mut self, shape: AttentionShape, position: usize, iq: &[f32], pooled: &[f32]) {
-        let AttentionShape { block_tokens, budget_tokens, index_dim, .. } = shape;
+        let AttentionShape {
+            block_tokens,
+            budget_tokens,
+            index_dim,
+            ..
+        } = shape;
         let n_visible = position + 1;
         let n_blocks = n_visible / block_tokens;
         let n_selected = budget_tokens / block_tokens;
@@ -148,8 +263,10 @@ impl Visible {
         self.ranked.clear();
         let keys = pooled.chunks_exact(index_dim).take(n_blocks);
         self.ranked.extend(keys.enumerate().map(|(b, key)| {
-            let hits = iq.chunks_exact(index_dim).map(|q| dot_f32(q, key).max(0.0));
-            (hits.sum::<f32>() / (index_dim as f32).sqrt(), b)
+            let hits = iq.chunks_exact(index_dim).map(|q| dot_f32(q, key));
+            // No score is -0.0 or NaN, which `total_cmp` would rank: neither passes the test.
+            let score = hits.fold(0.0, |sum, hit| if hit > 0.0 { sum + hit } else { sum });
+            (score / (index_dim as f32).sqrt(), b)
         }));
         // Higher score first, then the lower block: a total order, so any sort gives one answer.
         let order = |a: &(f32, usize), b: &(f32, usize)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
@@ -161,5 +278,58 @@ impl Visible {
             self.ranges.push(b * block_tokens..(b + 1) * block_tokens);
         }
         self.ranges.push(n_blocks * block_tokens..n_visible);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::contract::Rope;
+
+    proptest! {
+        #[test]
+        fn selection_is_a_stable_sort_by_score_cut_short(
+            block_tokens in 1..5usize,
+            n_selected in 1..6usize,
+            n_tokens in 1..120usize,
+            // Few distinct scores, so that most are tied; zeros of both signs and NaN among them.
+            keys in proptest::collection::vec(
+                prop::sample::select(vec![-1.0f32, -0.0, 0.0, 1.0, 2.0, f32::NAN]),
+                120,
+            ),
+        ) {
+            let rope = Rope { n_rot: 0, base: 1e4, first_position: 0 };
+            let shape = AttentionShape {
+                n_tokens: 1,
+                first_position: 0,
+                n_head: 1,
+                n_head_kv: 1,
+                head_dim: 1,
+                block_tokens,
+                budget_tokens: n_selected * block_tokens,
+                n_head_index: 2,
+                index_dim: 1,
+                rope,
+                eps: 0.0,
+            };
+            let n_blocks = n_tokens / block_tokens;
+            let mut blocks: Vec<usize> = (0..n_blocks).collect();
+            // A score is what is above zero of the key.
+            let score = |b: &usize| if keys[*b] > 0.0 { keys[*b] as i32 } else { 0 };
+            blocks.sort_by_key(|b| std::cmp::Reverse(score(b)));
+            blocks.truncate(n_selected);
+            let mut expected: Vec<usize> = blocks
+                .iter()
+                .flat_map(|b| b * block_tokens..(b + 1) * block_tokens)
+                .chain(n_blocks * block_tokens..n_tokens)
+                .collect();
+            expected.sort_unstable();
+
+            let mut visible = Visible::default();
+            visible.select(shape, n_tokens - 1, &[1.0, 0.5], &keys);
+            prop_assert_eq!(visible.positions().collect::<Vec<_>>(), expected);
+        }
     }
 }

@@ -1,14 +1,14 @@
 //! Routed experts over the tokens that chose them, and the ordered sum of a layer's parts.
 //!
 //! Each (token, rank) has its own row of partial results, so the order in which experts arrive
-//! from disk cannot change a sum. Temporary space per expert in flight: its tokens' inputs and
-//! hidden values.
+//! from disk cannot change a sum. All jobs are checked before the first one runs.
+//! Temporary space per expert in flight: its tokens' inputs and hidden values.
 
 use rayon::prelude::*;
 
 use super::{CpuBuffer, SERIAL_LEN, Team, matmul, sigmoid, silu, take, take_mut};
-use crate::contract::{ExpertJob, MoeShape};
-use crate::{Error, Result};
+use crate::contract::{ExpertJob, MoeShape, volume};
+use crate::{Error, ExpertView, Result};
 
 const OP: &str = "experts";
 
@@ -18,57 +18,55 @@ pub(super) fn experts(
     x: &[f32],
     partial: &mut [f32],
 ) -> Result<()> {
-    // Hand each job its own rows of `partial`, in row order.
     let mut order: Vec<&ExpertJob<'_>> = jobs.iter().filter(|j| !j.tokens.is_empty()).collect();
+    let Some(n_embd) = order.first().map(|j| j.expert.gate.n_in()) else {
+        return Ok(());
+    };
+    for job in &order {
+        check(job, n_embd, x.len())?;
+    }
+
+    // Hand each job its own rows of `partial`, in row order.
     order.sort_unstable_by_key(|j| j.first_row);
     let found = partial.len();
-    let mut rest = partial;
-    let mut at = 0;
+    let (mut rest, mut at) = (partial, 0);
     let mut tasks = Vec::with_capacity(order.len());
     for job in order {
-        let n_embd = job.expert.down.n_out();
-        let (start, len) = (job.first_row * n_embd, job.tokens.len() * n_embd);
-        let skip = start.checked_sub(at).filter(|s| s + len <= rest.len());
+        let start = volume([job.first_row, n_embd]);
+        let len = volume([job.tokens.len(), n_embd]);
+        let skip = start
+            .checked_sub(at)
+            .filter(|s| s.saturating_add(len) <= rest.len());
         let Some(skip) = skip else {
-            return Err(Error::Shape { op: OP, what: "partial", expected: start + len, found });
+            // Rows that overlap are too few in all, like rows past the end.
+            let expected = start.max(at).saturating_add(len);
+            return Err(Error::Shape {
+                op: OP,
+                what: "partial",
+                expected,
+                found,
+            });
         };
         let (rows, tail) = rest.split_at_mut(skip).1.split_at_mut(len);
         (rest, at) = (tail, start + len);
         tasks.push((job, rows));
     }
-    let weights = |j: &ExpertJob<'_>| 3 * j.expert.down.n_in() * j.expert.down.n_out();
-    let work: usize = jobs.iter().map(|j| weights(j) * j.tokens.len()).sum();
-    match &team.pool {
-        Some(pool) if tasks.len() > 1 && work > SERIAL_LEN => {
-            pool.install(|| tasks.into_par_iter().try_for_each(|(j, rows)| run(team, j, x, rows)))
-        }
-        _ => tasks.into_iter().try_for_each(|(j, rows)| run(team, j, x, rows)),
-    }
-}
 
-/// `down(silu(gate x) * (up x))` for the job's tokens.
-fn run(team: &Team, job: &ExpertJob<'_>, x: &[f32], out: &mut [f32]) -> Result<()> {
-    let (n, n_embd) = (job.tokens.len(), job.expert.gate.n_in());
-    let n_ff = job.expert.gate.n_out();
-    let (up, down) = (job.expert.up, job.expert.down);
-    if up.n_in() != n_embd || up.n_out() != n_ff || down.n_in() != n_ff {
-        return Err(Error::Shape { op: OP, what: "down", expected: n_ff, found: down.n_in() });
+    let weights = |j: &ExpertJob<'_>| volume([3, j.expert.down.n_in(), n_embd, j.tokens.len()]);
+    let work = tasks
+        .iter()
+        .map(|(j, _)| weights(j))
+        .fold(0, usize::saturating_add);
+    match &team.pool {
+        Some(pool) if tasks.len() > 1 && work > SERIAL_LEN => pool.install(|| {
+            tasks
+                .into_par_iter()
+                .try_for_each(|(j, rows)| run(team, j, x, rows))
+        }),
+        _ => tasks
+            .into_iter()
+            .try_for_each(|(j, rows)| run(team, j, x, rows)),
     }
-    let mut input = Vec::with_capacity(n * n_embd);
-    for &t in job.tokens {
-        let at = t as usize * n_embd;
-        let row = x.get(at..at + n_embd);
-        let short = Error::Shape { op: OP, what: "x", expected: at + n_embd, found: x.len() };
-        input.extend_from_slice(row.ok_or(short)?);
-    }
-    let mut hidden = vec![0.0; n * n_ff];
-    let mut ups = vec![0.0; n * n_ff];
-    matmul::matmul(team, job.expert.gate, &input, n, &mut hidden)?;
-    matmul::matmul(team, up, &input, n, &mut ups)?;
-    for (h, u) in hidden.iter_mut().zip(&ups) {
-        *h = silu(*h) * u;
-    }
-    matmul::matmul(team, down, &hidden, n, out)
 }
 
 #[allow(clippy::too_many_arguments)] // The operands of the contract's operation.
@@ -82,33 +80,100 @@ pub(super) fn combine(
     shared_gate: &CpuBuffer,
     out: &mut CpuBuffer,
 ) -> Result<()> {
-    let MoeShape { n_tokens, k, n_embd } = shape;
+    let MoeShape {
+        n_tokens,
+        k,
+        n_embd,
+    } = shape;
     let op = "combine";
-    let n_picks = n_tokens * k;
+    let n_picks = volume([n_tokens, k]);
     for (what, found) in [("rows", rows.len()), ("weights", weights.len())] {
         if found < n_picks {
-            return Err(Error::Shape { op, what, expected: n_picks, found });
+            return Err(Error::Shape {
+                op,
+                what,
+                expected: n_picks,
+                found,
+            });
         }
     }
     let limit = partial.len() / n_embd.max(1);
     if let Some(&id) = rows[..n_picks].iter().find(|r| **r as usize >= limit) {
-        return Err(Error::Id { op, id: id.into(), limit: limit as u64 });
+        return Err(Error::Id {
+            op,
+            id: id.into(),
+            limit: limit as u64,
+        });
     }
-    let shared = take(op, "shared", shared, n_tokens * n_embd)?;
-    let shared_gate = take(op, "shared_gate", shared_gate, n_tokens)?;
-    let out = take_mut(op, "out", out, n_tokens * n_embd)?;
-    team.rows(out, n_embd, (k + 1) * n_embd, |t, out| {
-        out.fill(0.0);
-        for r in t * k..(t + 1) * k {
-            let part = &partial[rows[r] as usize * n_embd..][..n_embd];
-            for (o, p) in out.iter_mut().zip(part) {
-                *o += weights[r] * p;
+    let shared = take(op, "shared", shared, [n_tokens, n_embd])?;
+    let shared_gate = take(op, "shared_gate", shared_gate, [n_tokens])?;
+    let out = take_mut(op, "out", out, [n_tokens, n_embd])?;
+    team.rows(
+        out,
+        n_embd,
+        volume([k.saturating_add(1), n_embd]),
+        |t, out| {
+            out.fill(0.0);
+            for r in t * k..(t + 1) * k {
+                let part = &partial[rows[r] as usize * n_embd..][..n_embd];
+                for (o, p) in out.iter_mut().zip(part) {
+                    *o += weights[r] * p;
+                }
             }
-        }
-        let gate = sigmoid(shared_gate[t]);
-        for (o, s) in out.iter_mut().zip(&shared[t * n_embd..]) {
-            *o += s * gate;
-        }
-    });
+            let gate = sigmoid(shared_gate[t]);
+            for (o, s) in out.iter_mut().zip(&shared[t * n_embd..]) {
+                *o += s * gate;
+            }
+        },
+    );
     Ok(())
+}
+
+/// Fails unless the job's matrices fit together and every token is a row of `x`.
+fn check(job: &ExpertJob<'_>, n_embd: usize, x_len: usize) -> Result<()> {
+    let ExpertView { gate, up, down } = job.expert;
+    let n_ff = gate.n_out();
+    for (what, found, expected) in [
+        ("inputs of gate", gate.n_in(), n_embd),
+        ("inputs of up", up.n_in(), n_embd),
+        ("rows of up", up.n_out(), n_ff),
+        ("inputs of down", down.n_in(), n_ff),
+        ("rows of down", down.n_out(), n_embd),
+    ] {
+        if found != expected {
+            return Err(Error::Shape {
+                op: OP,
+                what,
+                expected,
+                found,
+            });
+        }
+    }
+    let limit = x_len / n_embd.max(1);
+    match job.tokens.iter().find(|t| **t as usize >= limit) {
+        Some(&id) => Err(Error::Id {
+            op: OP,
+            id: id.into(),
+            limit: limit as u64,
+        }),
+        None => Ok(()),
+    }
+}
+
+/// `down(silu(gate x) * (up x))` for the tokens of a checked job.
+fn run(team: &Team, job: &ExpertJob<'_>, x: &[f32], out: &mut [f32]) -> Result<()> {
+    let ExpertView { gate, up, down } = job.expert;
+    let (n, n_embd, n_ff) = (job.tokens.len(), gate.n_in(), gate.n_out());
+    let mut input = Vec::with_capacity(n * n_embd);
+    for &t in job.tokens {
+        input.extend_from_slice(&x[t as usize * n_embd..][..n_embd]);
+    }
+    let mut hidden = vec![0.0; n * n_ff];
+    let mut ups = vec![0.0; n * n_ff];
+    matmul::matmul(team, gate, &input, n, &mut hidden)?;
+    matmul::matmul(team, up, &input, n, &mut ups)?;
+    for (h, u) in hidden.iter_mut().zip(&ups) {
+        *h = silu(*h) * u;
+    }
+    matmul::matmul(team, down, &hidden, n, out)
 }

@@ -6,6 +6,7 @@
 use thalweg_quant::dot_f32;
 
 use super::{CpuBuffer, Team, take_mut};
+use crate::contract::volume;
 use crate::{Error, MatView, Result};
 
 /// Tokens that share one decoding of a row.
@@ -33,8 +34,18 @@ pub(super) fn matmul(
         for first in (0..n_tokens).step_by(TILE_TOKENS) {
             let n = TILE_TOKENS.min(n_tokens - first);
             let tile = &mut tile[..n_rows * n];
-            rows_into(team, w, first_row, &x[first * n_in..(first + n) * n_in], n, tile)?;
-            for (t, y) in y[first * n_out..(first + n) * n_out].chunks_exact_mut(n_out).enumerate() {
+            rows_into(
+                team,
+                w,
+                first_row,
+                &x[first * n_in..(first + n) * n_in],
+                n,
+                tile,
+            )?;
+            for (t, y) in y[first * n_out..(first + n) * n_out]
+                .chunks_exact_mut(n_out)
+                .enumerate()
+            {
                 for (o, y) in y[first_row..first_row + n_rows].iter_mut().enumerate() {
                     *y = tile[o * n + t];
                 }
@@ -57,7 +68,8 @@ fn rows_into(
     team.blocks(out, n, n_in * (n + 4), |row, out| {
         let mut decoded = vec![0.0; n_in];
         for (i, out) in out.chunks_exact_mut(n).enumerate() {
-            w.ty().decode_row(w.row(first_row + row + i), &mut decoded)?;
+            w.ty()
+                .decode_row(w.row(first_row + row + i), &mut decoded)?;
             for (t, y) in out.iter_mut().enumerate() {
                 *y = dot_f32(&decoded, &x[t * n_in..(t + 1) * n_in]);
             }
@@ -76,14 +88,17 @@ pub(super) fn embed(
 ) -> Result<()> {
     let n_in = table.n_in();
     let limit = table.n_out();
-    for &id in ids {
-        if id as usize >= limit {
-            return Err(Error::Id { op: "embed", id: id.into(), limit: limit as u64 });
-        }
+    if let Some(&id) = ids.iter().find(|id| **id as usize >= limit) {
+        return Err(Error::Id {
+            op: "embed",
+            id: id.into(),
+            limit: limit as u64,
+        });
     }
-    let out = take_mut("embed", "out", out, ids.len() * copies * n_in)?;
-    team.blocks(out, copies * n_in, copies * n_in, |t, out| {
-        for (id, out) in ids[t..].iter().zip(out.chunks_exact_mut(copies * n_in)) {
+    let row = volume([copies, n_in]);
+    let out = take_mut("embed", "out", out, [ids.len(), row])?;
+    team.blocks(out, row, row, |t, out| {
+        for (id, out) in ids[t..].iter().zip(out.chunks_exact_mut(row)) {
             let (first, rest) = out.split_at_mut(n_in);
             table.ty().decode_row(table.row(*id as usize), first)?;
             for copy in rest.chunks_exact_mut(n_in) {

@@ -1,11 +1,12 @@
 //! The CPU reference: f32 arithmetic on dequantized rows, in one fixed order of additions.
 //!
 //! Owns the thread pool and the order of every sum; does not own speed (faster kernels are proven
-//! against this one). Memory: matrices stay in their stored format; an operation takes at most a
-//! few rows of temporary space per thread.
-//!
-//! Invariant: no result depends on the number of tokens in a call or on the number of threads,
-//! because every output element is computed by one thread in an order that depends on nothing else.
+//! against this one). Memory: matrices stay in their stored format; temporary space is what each
+//! file says, a few rows per thread where it says nothing.
+//! Invariants: (1) no result depends on the number of tokens in a call or on the number of threads,
+//! because every output element is computed by one thread in an order that depends on nothing else;
+//! (2) operands are checked before any output is touched, with products that cannot overflow.
+//! Cost: no operation is split over threads unless it touches more than [`SERIAL_LEN`] elements.
 
 mod attention;
 mod delta;
@@ -13,6 +14,8 @@ mod elementwise;
 mod experts;
 mod matmul;
 mod norm;
+#[cfg(test)]
+mod tests;
 
 use std::ops::Range;
 
@@ -20,7 +23,7 @@ use rayon::prelude::*;
 
 use crate::contract::{
     AttentionCache, AttentionInput, AttentionShape, Backend, ConvShape, DeltaInput, DeltaShape,
-    ExpertJob, HeadLayout, MoeShape, NormShape, Rope, StreamShape,
+    ExpertJob, HeadLayout, MoeShape, NormShape, Rope, StreamShape, volume,
 };
 use crate::{Error, MatData, MatView, Result, Routing};
 
@@ -51,7 +54,9 @@ impl CpuBackend {
     /// # Errors
     /// [`Error::Threads`] if the operating system refuses them or `n_threads` is 0.
     pub fn new(options: CpuOptions) -> Result<Self> {
-        Ok(Self { team: Team::new(options.n_threads)? })
+        Ok(Self {
+            team: Team::new(options.n_threads)?,
+        })
     }
 
     /// Compute threads in use.
@@ -116,6 +121,33 @@ impl Team {
         let _: Result<()> = self.blocks(out, row_len, work, each);
     }
 
+    /// Calls `f(row, row_of_x, row_of_y)` for the rows that two outputs have in common.
+    ///
+    /// An output is its elements and its row length; neither length is zero unless `y` is empty.
+    fn pairs(
+        &self,
+        (x, x_len): (&mut [f32], usize),
+        (y, y_len): (&mut [f32], usize),
+        work: usize,
+        f: impl Fn(usize, &mut [f32], &mut [f32]) + Sync,
+    ) {
+        if y.is_empty() {
+            return;
+        }
+        match &self.pool {
+            Some(pool) if volume([x.len() / x_len, work]) > SERIAL_LEN => pool.install(|| {
+                let rows = x
+                    .par_chunks_exact_mut(x_len)
+                    .zip(y.par_chunks_exact_mut(y_len));
+                rows.enumerate().for_each(|(row, (x, y))| f(row, x, y));
+            }),
+            _ => {
+                let rows = x.chunks_exact_mut(x_len).zip(y.chunks_exact_mut(y_len));
+                rows.enumerate().for_each(|(row, (x, y))| f(row, x, y));
+            }
+        }
+    }
+
     /// Calls `f(first_row, out_rows)` for blocks of whole rows that together cover `out`.
     fn blocks<T: Send>(
         &self,
@@ -141,21 +173,76 @@ impl Team {
     }
 }
 
-/// The first `len` elements of an operand.
-fn take<'a>(op: &'static str, what: &'static str, x: &'a CpuBuffer, len: usize) -> Result<&'a [f32]> {
-    let found = x.0.len();
-    x.0.get(..len).ok_or(Error::Shape { op, what, expected: len, found })
+/// The elements of an operand of shape `dims`.
+fn take<'a, const N: usize>(
+    op: &'static str,
+    what: &'static str,
+    x: &'a CpuBuffer,
+    dims: [usize; N],
+) -> Result<&'a [f32]> {
+    let (expected, found) = (volume(dims), x.0.len());
+    x.0.get(..expected).ok_or(Error::Shape {
+        op,
+        what,
+        expected,
+        found,
+    })
 }
 
-/// The first `len` elements of an output.
-fn take_mut<'a>(
+/// The elements of an output of shape `dims`.
+fn take_mut<'a, const N: usize>(
     op: &'static str,
     what: &'static str,
     x: &'a mut CpuBuffer,
-    len: usize,
+    dims: [usize; N],
 ) -> Result<&'a mut [f32]> {
-    let found = x.0.len();
-    x.0.get_mut(..len).ok_or(Error::Shape { op, what, expected: len, found })
+    let (expected, found) = (volume(dims), x.0.len());
+    x.0.get_mut(..expected).ok_or(Error::Shape {
+        op,
+        what,
+        expected,
+        found,
+    })
+}
+
+/// The `len` elements of `buffer` from `at` on.
+fn range(
+    op: &'static str,
+    what: &'static str,
+    buffer: &CpuBuffer,
+    at: usize,
+    len: usize,
+) -> Result<Range<usize>> {
+    let (expected, found) = (at.saturating_add(len), buffer.0.len());
+    if expected > found {
+        return Err(Error::Shape {
+            op,
+            what,
+            expected,
+            found,
+        });
+    }
+    Ok(at..expected)
+}
+
+/// Fails unless a size satisfies its rule.
+fn require(
+    holds: bool,
+    op: &'static str,
+    what: &'static str,
+    found: usize,
+    rule: &'static str,
+) -> Result<()> {
+    if holds {
+        Ok(())
+    } else {
+        Err(Error::Argument {
+            op,
+            what,
+            found,
+            rule,
+        })
+    }
 }
 
 /// `1 / (1 + e^-x)`.
@@ -183,7 +270,8 @@ impl Backend for CpuBackend {
     fn alloc(&self, len: usize) -> Result<CpuBuffer> {
         let bytes = len.saturating_mul(size_of::<f32>());
         let mut v = Vec::new();
-        v.try_reserve_exact(len).map_err(|_| Error::OutOfMemory { bytes })?;
+        v.try_reserve_exact(len)
+            .map_err(|_| Error::OutOfMemory { bytes })?;
         v.resize(len, 0.0);
         Ok(CpuBuffer(v))
     }
@@ -197,14 +285,14 @@ impl Backend for CpuBackend {
     }
 
     fn write(&self, _: &mut (), buffer: &mut CpuBuffer, at: usize, values: &[f32]) -> Result<()> {
-        let to = take_mut("write", "buffer", buffer, at + values.len())?;
-        to[at..].copy_from_slice(values);
+        let range = range("write", "buffer", buffer, at, values.len())?;
+        buffer.0[range].copy_from_slice(values);
         Ok(())
     }
 
     fn read(&self, _: &mut (), buffer: &CpuBuffer, at: usize, out: &mut [f32]) -> Result<()> {
-        let from = take("read", "buffer", buffer, at + out.len())?;
-        out.copy_from_slice(&from[at..]);
+        let range = range("read", "buffer", buffer, at, out.len())?;
+        out.copy_from_slice(&buffer.0[range]);
         Ok(())
     }
 
@@ -215,8 +303,9 @@ impl Backend for CpuBackend {
         (to, to_at): (&mut CpuBuffer, usize),
         len: usize,
     ) -> Result<()> {
-        let from = &take("copy", "source", from, from_at + len)?[from_at..];
-        take_mut("copy", "target", to, to_at + len)?[to_at..].copy_from_slice(from);
+        let from_range = range("copy", "source", from, from_at, len)?;
+        let to_range = range("copy", "target", to, to_at, len)?;
+        to.0[to_range].copy_from_slice(&from.0[from_range]);
         Ok(())
     }
 
@@ -245,8 +334,8 @@ impl Backend for CpuBackend {
         y: &mut CpuBuffer,
     ) -> Result<()> {
         let w = w.view();
-        let x = take("matmul", "x", x, n_tokens * w.n_in())?;
-        let y = take_mut("matmul", "y", y, n_tokens * w.n_out())?;
+        let x = take("matmul", "x", x, [n_tokens, w.n_in()])?;
+        let y = take_mut("matmul", "y", y, [n_tokens, w.n_out()])?;
         matmul::matmul(&self.team, w, x, n_tokens, y)
     }
 
@@ -359,7 +448,9 @@ impl Backend for CpuBackend {
 
     fn route(&self, _: &mut (), logits: &CpuBuffer, routing: &mut Routing) -> Result<()> {
         let len = routing.logits_mut().len();
-        routing.logits_mut().copy_from_slice(take("route", "logits", logits, len)?);
+        routing
+            .logits_mut()
+            .copy_from_slice(take("route", "logits", logits, [len])?);
         routing.choose()
     }
 
@@ -384,7 +475,16 @@ impl Backend for CpuBackend {
         shared_gate: &CpuBuffer,
         out: &mut CpuBuffer,
     ) -> Result<()> {
-        experts::combine(&self.team, shape, rows, weights, &partial.0, shared, shared_gate, out)
+        experts::combine(
+            &self.team,
+            shape,
+            rows,
+            weights,
+            &partial.0,
+            shared,
+            shared_gate,
+            out,
+        )
     }
 
     fn ngram_gate(

@@ -80,6 +80,18 @@ impl Routing {
         &self.logits[token * self.n_expert..(token + 1) * self.n_expert]
     }
 
+    /// Replaces a token's choice, for a caller that routes by more than the logits.
+    ///
+    /// Nothing happens unless both slices have `k` entries and every id is in range.
+    pub fn set_choice(&mut self, token: usize, ids: &[u16], weights: &[f32]) {
+        let in_range = ids.iter().all(|id| usize::from(*id) < self.n_expert);
+        if token < self.n_tokens && ids.len() == self.k && weights.len() == self.k && in_range {
+            let row = token * self.k..(token + 1) * self.k;
+            self.ids[row.clone()].copy_from_slice(ids);
+            self.weights[row].copy_from_slice(weights);
+        }
+    }
+
     /// Tokens of which a logit was NaN or plus infinity and was passed over.
     ///
     /// Minus infinity is not counted: it is how experts are masked.

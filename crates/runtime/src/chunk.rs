@@ -6,7 +6,7 @@
 //! expert has its own row of partial results and these are summed in rank order.
 
 use thalweg_backend::{Backend, ExpertJob, Routing};
-use thalweg_cache::PolicyKind;
+use thalweg_cache::{PolicyKind, RangeMean};
 use thalweg_model::ModelSpec;
 use thalweg_store::ExpertAccess;
 
@@ -21,7 +21,27 @@ pub(crate) struct ChunkScratch {
     hints: Hints,
     residual: Vec<f32>,
     logits: Vec<f32>,
+    /// The session's range means as this chunk changes them.
+    ranges: Vec<RangeMean>,
     pub(crate) bad_router_rows: u64,
+}
+
+/// What a chunk is part of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// A prompt; the last chunk of one leaves logits.
+    Prefill {
+        /// Whether it is the prompt's last.
+        is_last: bool,
+    },
+    /// One token of a reply.
+    Decode,
+}
+
+impl Phase {
+    fn leaves_logits(self) -> bool {
+        !matches!(self, Self::Prefill { is_last: false })
+    }
 }
 
 /// A layer's choices, sorted by expert.
@@ -41,20 +61,22 @@ struct Picks {
 
 impl<B: Backend> Engine<B> {
     /// Runs a chunk and, if all of it succeeds, makes it part of the session.
-    ///
-    /// `is_last` asks for the logits of the chunk's last token.
     pub(crate) fn run_chunk(
         &mut self,
         session: &mut Session<B>,
         tokens: &[u32],
-        is_last: bool,
+        phase: Phase,
         observer: &mut dyn Observer,
     ) -> Result<()> {
         let before = session.tokens.len();
         session.tokens.extend_from_slice(tokens);
-        let result = self.try_chunk(session, before, is_last, observer);
+        self.scratch.ranges.clone_from(&session.ranges);
+        let result = self.try_chunk(session, before, phase, observer);
         match result {
-            Ok(()) => session.state.commit(&mut self.staging, tokens.len()),
+            Ok(()) => {
+                session.state.commit(&mut self.staging, tokens.len());
+                session.ranges.clone_from(&self.scratch.ranges);
+            }
             Err(_) => session.tokens.truncate(before),
         }
         result
@@ -65,7 +87,7 @@ impl<B: Backend> Engine<B> {
         &mut self,
         session: &mut Session<B>,
         before: usize,
-        is_last: bool,
+        phase: Phase,
         observer: &mut dyn Observer,
     ) -> Result<()> {
         let tokens = &session.tokens[before..];
@@ -78,6 +100,10 @@ impl<B: Backend> Engine<B> {
             self.model
                 .route(&self.backend, &mut self.ws, state, staging, layer)?;
             self.scratch.bad_router_rows += self.ws.routing.bad_rows() as u64;
+            if let Some(bias) = self.bias.as_mut().filter(|b| b.applies(phase)) {
+                let range = &mut self.scratch.ranges[layer];
+                bias.reroute(&mut self.ws.routing, layer, range, &self.store)?;
+            }
             observer.on_routes(layer, before, &self.ws.routing);
             self.model.shared(&self.backend, &mut self.ws, layer)?;
             self.run_experts(layer)?;
@@ -92,7 +118,7 @@ impl<B: Backend> Engine<B> {
                 observer.on_residual(layer, before, residual);
             }
         }
-        self.run_head(session, before, is_last, observer)
+        self.run_head(session, before, phase, observer)
     }
 
     /// Reads the table rows of the tokens from `before` on.
@@ -149,13 +175,13 @@ impl<B: Backend> Engine<B> {
         &mut self,
         session: &mut Session<B>,
         before: usize,
-        is_last: bool,
+        phase: Phase,
         observer: &mut dyn Observer,
     ) -> Result<()> {
         let n_tokens = session.tokens.len() - before;
         let wanted = |row: usize| observer.wants_logits(before + row);
-        let is_final = |row: usize| is_last && row + 1 == n_tokens;
-        if !is_last && !(0..n_tokens).any(wanted) {
+        let is_final = |row: usize| phase.leaves_logits() && row + 1 == n_tokens;
+        if !phase.leaves_logits() && !(0..n_tokens).any(wanted) {
             return Ok(());
         }
         self.model.head(&self.backend, &mut self.ws)?;

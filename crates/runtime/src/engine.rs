@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use thalweg_backend::{Backend, CpuBackend};
-use thalweg_cache::PolicyKind;
+use thalweg_cache::{Moce, PolicyKind, RangeMean};
 use thalweg_gguf::Gguf;
 use thalweg_model::{Architecture, ModelSpec, Staging, Workspace};
 use thalweg_store::{
@@ -23,8 +23,9 @@ use thalweg_store::{
     ReadBackend, RowTable,
 };
 
+use crate::bias::RoutingBias;
 use crate::budget::{self, MemoryPlan, Needs, Wishes};
-use crate::chunk::ChunkScratch;
+use crate::chunk::{ChunkScratch, Phase};
 use crate::{Error, Observer, Result, Session, Silent, Stats, available_memory_bytes};
 
 /// Budget where the system does not say how much memory is available.
@@ -45,6 +46,9 @@ pub struct EngineOptions {
     pub policy: PolicyKind,
     /// Seed for policies that draw lots.
     pub policy_seed: u64,
+    /// Cache-aware routing. Lossy unless its bias is off, which is the default: with it on, output
+    /// depends on what is resident, hence on history.
+    pub moce: Moce,
 }
 
 impl Default for EngineOptions {
@@ -56,6 +60,7 @@ impl Default for EngineOptions {
             slots_per_layer: None,
             policy: PolicyKind::Lru,
             policy_seed: 1,
+            moce: Moce::default(),
         }
     }
 }
@@ -74,6 +79,7 @@ pub struct Engine<B: Backend = CpuBackend> {
     pub(crate) staging: Staging<B>,
     pub(crate) scratch: ChunkScratch,
     pub(crate) policy: PolicyKind,
+    pub(crate) bias: Option<RoutingBias>,
     /// Counts steps of the expert store, so that policies see time pass.
     pub(crate) clock: u64,
     stats: Stats,
@@ -143,6 +149,7 @@ impl<B: Backend> Engine<B> {
             )?),
             None => None,
         };
+        let bias = RoutingBias::new(options.moce, spec)?;
         let shape = model.workspace_shape();
         let ws = Workspace::new(&backend, shape, spec.n_vocab, plan.chunk_tokens)?;
         let staging = model.staging(&backend)?;
@@ -159,6 +166,7 @@ impl<B: Backend> Engine<B> {
             model,
             scratch: ChunkScratch::default(),
             policy: options.policy,
+            bias,
             clock: 0,
             stats: Stats::default(),
         })
@@ -176,6 +184,7 @@ impl<B: Backend> Engine<B> {
             tokens: Vec::with_capacity(self.plan.n_ctx),
             state: self.model.state(&self.backend, self.plan.n_ctx)?,
             logits: vec![0.0; self.model.spec().n_vocab],
+            ranges: vec![RangeMean::default(); self.model.spec().n_layer],
         })
     }
 
@@ -190,6 +199,7 @@ impl<B: Backend> Engine<B> {
         session.state.reset(&self.backend, &mut self.ws.rec)?;
         session.tokens.clear();
         session.logits.fill(0.0);
+        session.ranges.fill(RangeMean::default());
         Ok(())
     }
 
@@ -209,7 +219,8 @@ impl<B: Backend> Engine<B> {
         let start = Instant::now();
         let mut done = 0;
         let result = tokens.chunks(self.plan.chunk_tokens).try_for_each(|chunk| {
-            self.run_chunk(session, chunk, done + chunk.len() == tokens.len(), observer)?;
+            let is_last = done + chunk.len() == tokens.len();
+            self.run_chunk(session, chunk, Phase::Prefill { is_last }, observer)?;
             done += chunk.len();
             let total = tokens.len();
             match observer.on_progress(done, total) {
@@ -242,7 +253,7 @@ impl<B: Backend> Engine<B> {
     ) -> Result<()> {
         self.check(session, &[token])?;
         let start = Instant::now();
-        self.run_chunk(session, &[token], true, observer)?;
+        self.run_chunk(session, &[token], Phase::Decode, observer)?;
         self.stats.decode_tokens += 1;
         self.stats.decode_time += start.elapsed();
         Ok(())
@@ -278,6 +289,10 @@ impl<B: Backend> Engine<B> {
             wait: store.wait,
             row_bytes: self.rows.as_ref().map_or(0, |r| r.stats().bytes_read),
             bad_router_rows: self.scratch.bad_router_rows,
+            biased_picks: self.bias.as_ref().map_or(0, |b| b.picks),
+            swapped_picks: self.bias.as_ref().map_or(0, |b| b.swapped),
+            routing_kl_nats: self.bias.as_ref().map_or(0.0, |b| b.kl_nats),
+            biased_choices: self.bias.as_ref().map_or(0, |b| b.choices),
             ..self.stats
         }
     }

@@ -86,6 +86,9 @@ pub enum Error {
     /// Binding or running the model failed.
     #[error(transparent)]
     Model(#[from] thalweg_model::Error),
+    /// Cache-aware routing has unusable settings.
+    #[error(transparent)]
+    Cache(#[from] thalweg_cache::Error),
     /// Fetching experts or rows failed.
     #[error(transparent)]
     Store(#[from] thalweg_store::Error),

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+mod bias;
 mod budget;
 mod chunk;
 mod engine;
@@ -20,5 +21,5 @@ pub use session::Session;
 pub use stats::Stats;
 // What a caller needs to name when it opens an engine.
 pub use thalweg_backend::{Backend, CpuBackend, CpuOptions, Routing};
-pub use thalweg_cache::PolicyKind;
+pub use thalweg_cache::{Bias, Moce, PolicyKind};
 pub use thalweg_model::ModelSpec;

@@ -4,6 +4,7 @@
 //! tokens and one row of logits, both counted in the engine's budget.
 
 use thalweg_backend::{Backend, CpuBackend};
+use thalweg_cache::RangeMean;
 use thalweg_model::SequenceState;
 
 /// A sequence on an [`Engine`](crate::Engine).
@@ -13,6 +14,8 @@ pub struct Session<B: Backend = CpuBackend> {
     pub(crate) tokens: Vec<u32>,
     pub(crate) state: SequenceState<B>,
     pub(crate) logits: Vec<f32>,
+    /// Mean logit range of each layer's router, where a relative bias uses it.
+    pub(crate) ranges: Vec<RangeMean>,
 }
 
 impl<B: Backend> Session<B> {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Counters of an engine since it was opened; subtract two snapshots to get an interval's.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Stats {
     /// Tokens taken in by prefill.
@@ -26,6 +26,14 @@ pub struct Stats {
     pub wait: Duration,
     /// Router rows in which some logits were not numbers.
     pub bad_router_rows: u64,
+    /// Router decisions made under a bias.
+    pub biased_choices: u64,
+    /// Experts chosen in them.
+    pub biased_picks: u64,
+    /// Experts that the model would have chosen and the bias replaced.
+    pub swapped_picks: u64,
+    /// Sum over biased decisions of ln(P(own choice) / P(biased choice)).
+    pub routing_kl_nats: f64,
 }
 
 impl Stats {
@@ -42,6 +50,10 @@ impl Stats {
             row_bytes: self.row_bytes - earlier.row_bytes,
             wait: self.wait - earlier.wait,
             bad_router_rows: self.bad_router_rows - earlier.bad_router_rows,
+            biased_choices: self.biased_choices - earlier.biased_choices,
+            biased_picks: self.biased_picks - earlier.biased_picks,
+            swapped_picks: self.swapped_picks - earlier.swapped_picks,
+            routing_kl_nats: self.routing_kl_nats - earlier.routing_kl_nats,
         }
     }
 
@@ -49,6 +61,17 @@ impl Stats {
     pub fn hit_rate(&self) -> Option<f64> {
         let needed = self.hits + self.misses;
         (needed > 0).then(|| self.hits as f64 / needed as f64)
+    }
+
+    /// Share of the model's own choices that a routing bias kept; `None` without biased decisions.
+    pub fn agreement(&self) -> Option<f64> {
+        let kept = self.biased_picks.saturating_sub(self.swapped_picks);
+        (self.biased_picks > 0).then(|| kept as f64 / self.biased_picks as f64)
+    }
+
+    /// Mean routing KL of a biased decision, in nats; `None` without biased decisions.
+    pub fn mean_routing_kl(&self) -> Option<f64> {
+        (self.biased_choices > 0).then(|| self.routing_kl_nats / self.biased_choices as f64)
     }
 
     /// Prompt tokens per second; `None` before the first.

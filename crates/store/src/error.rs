@@ -84,6 +84,9 @@ pub enum Error {
         /// The buffer's length.
         buf_bytes: usize,
     },
+    /// The read backend broke its contract: it took nothing although nothing was under way.
+    #[error("the read backend refuses an operation although none is under way")]
+    OperationRefused,
     /// The read backend broke its contract: operations went in and did not come back.
     #[error("the read backend did not return {n_lost} of its operations")]
     OperationsLost {

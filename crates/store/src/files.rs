@@ -1,12 +1,10 @@
 //! `FileSet`: the files that are read from, and whether they are still the ones that were opened.
 //!
 //! Owns the open handles (read-only) and what identified each file: length, modification time and,
-//! on unix, device and inode. Does not own reading loops (`io`) nor file formats.
+//! on unix, device and inode. Does not own reading loops (`io`) nor file formats. Not seen: a
+//! change in place that keeps length and time, as within one tick of the file system's clock.
 //! Invariants: 1. every file is a regular file; 2. handle and identity belong to the same file.
 //! Cost: a clone is a reference count; `verify` is two metadata calls and no read.
-//!
-//! Not seen: a change in place that keeps length and modification time, as when the time is set
-//! back or lies within the same tick of the file system's clock.
 
 use std::fs::{self, File, Metadata};
 use std::io;

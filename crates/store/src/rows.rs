@@ -2,11 +2,11 @@
 //!
 //! Owns a bounded cache of file blocks and a few staging buffers. Does not own which rows are
 //! wanted: they come as numbers. Memory: the cache, [`RowTable::STAGING_BYTES`], and scratch in
-//! proportion to the longest request. Reads: only blocks that a requested row touches and that the
-//! cache does not hold; neighbors among them are one read.
-//! Invariants (checked by `validate`): 1. the cache is sound and within its bound; 2. all staging
-//! buffers are here when no fetch is running. A failed fetch keeps both and caches nothing unsafe.
-//! Cost: a sort of the request, a copy of each row, one read for each run of missing blocks.
+//! proportion to the longest request. Reads only blocks that a requested row touches and the cache
+//! does not hold; neighbors among them are one read. Invariants (`validate`), true after a failed
+//! fetch too: 1. the cache is sound, within its bound, and holds nothing of a failed read; 2. all
+//! staging buffers are here while nothing is fetched. Cost: a sort of the request, a copy of each
+//! row, one read for each run of missing blocks.
 
 use std::fmt;
 use std::ops::Range;
@@ -181,8 +181,9 @@ impl RowTable {
     ///
     /// # Errors
     /// Before anything happens: [`Error::RowOutOfRange`], [`Error::OutputLength`]. Then those of
-    /// reading, [`Error::FileChanged`] and [`Error::OperationsLost`]: `out` is not defined then,
-    /// and the table remains usable.
+    /// reading, [`Error::FileChanged`], and [`Error::OperationRefused`], [`Error::OperationsLost`],
+    /// [`Error::SlotLost`] for a backend that breaks its contract: `out` is not defined then, and
+    /// the table remains usable.
     ///
     /// # Cost
     /// Reads each missing block once, neighbors together, in file order; two metadata calls for

@@ -9,7 +9,7 @@ pub use error::{Error, Result};
 pub use generate::{Event, Finish, GenerateOptions, Reply, generate};
 pub use text::Text;
 pub use thalweg_backend::{Backend, CpuBackend, CpuOptions};
-pub use thalweg_cache::PolicyKind;
+pub use thalweg_cache::{Bias, Moce, PolicyKind};
 pub use thalweg_gguf::Gguf;
 pub use thalweg_runtime::sample::SamplerOptions;
 pub use thalweg_runtime::{

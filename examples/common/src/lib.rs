@@ -8,7 +8,9 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
-use thalweg::{CpuBackend, CpuOptions, Engine, EngineOptions, Gguf, MemoryPlan, PolicyKind, Stats};
+use thalweg::{
+    Bias, CpuBackend, CpuOptions, Engine, EngineOptions, Gguf, MemoryPlan, Moce, PolicyKind, Stats,
+};
 
 /// Flags that say which model to open and what it may use.
 #[derive(Debug, Clone, Args)]
@@ -38,6 +40,15 @@ pub struct ModelArgs {
     /// Which resident expert makes room for another; does not change the output
     #[arg(long, value_name = "NAME", default_value = "lru", value_parser = policy)]
     pub policy: PolicyKind,
+
+    /// Prefer resident experts while generating: off, rel:0.09 (times the mean logit range) or
+    /// abs:0.85 (nats). Lossy: the output then depends on what is resident
+    #[arg(long, value_name = "BIAS", default_value = "off", value_parser = bias)]
+    pub moce: Bias,
+
+    /// So many of a token's best experts are chosen whatever is resident
+    #[arg(long, value_name = "J", default_value_t = 3)]
+    pub protect: u8,
 }
 
 impl ModelArgs {
@@ -67,6 +78,7 @@ impl ModelArgs {
             chunk_tokens: self.chunk,
             slots_per_layer: self.slots,
             policy: self.policy,
+            moce: Moce::new(self.moce).with_protected(self.protect),
             ..EngineOptions::default()
         };
         Ok(Engine::from_file(file, backend, options)?)
@@ -95,6 +107,10 @@ fn embedded_model() -> Result<PathBuf> {
 
 fn size(text: &str) -> Result<u64, String> {
     thalweg::parse_bytes(text).map_err(|e| e.to_string())
+}
+
+fn bias(text: &str) -> Result<Bias, String> {
+    text.parse::<Bias>().map_err(|e| e.to_string())
 }
 
 fn policy(text: &str) -> Result<PolicyKind, String> {
@@ -166,6 +182,13 @@ pub fn print_stats(format: StatsFormat, stats: &Stats, plan: &MemoryPlan) -> Res
                 mib(plan.workspace_bytes),
                 mib(plan.row_cache_bytes),
             )?;
+            if let (Some(agreement), Some(kl)) = (stats.agreement(), stats.mean_routing_kl()) {
+                let (kept, n) = (100.0 * agreement, stats.biased_picks);
+                writeln!(
+                    err,
+                    "routing  {kept:.2} % of {n} picks kept by the bias, KL {kl:.5} nats"
+                )?;
+            }
             if stats.bad_router_rows > 0 {
                 let n = stats.bad_router_rows;
                 writeln!(
@@ -193,6 +216,8 @@ pub fn stats_json(stats: &Stats, plan: &MemoryPlan) -> Value {
         "bytes_per_token": stats.bytes_per_token(),
         "wait_ms": stats.wait.as_secs_f64() * 1e3,
         "bad_router_rows": stats.bad_router_rows,
+        "routing_agreement": stats.agreement(),
+        "routing_kl_nats": stats.mean_routing_kl(),
         "plan": {
             "budget_bytes": plan.budget_bytes,
             "total_bytes": plan.total_bytes(),

@@ -82,7 +82,8 @@ pub trait ReadBackend: Send {
 /// those that were not begun because an earlier one had failed.
 ///
 /// # Errors
-/// [`Error::OperationsLost`] when the backend breaks its contract; failed reads are in `done`.
+/// [`Error::OperationsLost`] and [`Error::OperationRefused`] when the backend breaks its contract;
+/// failed reads are in `done`.
 pub(crate) fn run_all(
     backend: &mut dyn ReadBackend,
     ops: &mut Vec<ReadOp>,
@@ -108,9 +109,9 @@ pub(crate) fn run_all(
         backend.wait(done);
         let back = &done[n_before..];
         if back.is_empty() {
-            // Nothing to wait for although something is out, or refused with nothing out.
-            return Err(Error::OperationsLost {
-                n_lost: n_out.max(1),
+            return Err(match n_out {
+                0 => Error::OperationRefused,
+                n_lost => Error::OperationsLost { n_lost },
             });
         }
         n_out = n_out.saturating_sub(back.len());

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use thalweg_cache::PolicyKind;
 use thalweg_store::io::fault::{Fault, FaultBackend, FaultPlan, FaultReader};
 use thalweg_store::{
-    AlignedBuf, Error, ExpertStore, PreadBackend, ReadBackend, ReadDone, ReadOp, Segment, SlotBuf,
+    AlignedBuf, Error, ExpertStore, PreadBackend, ReadBackend, ReadDone, ReadOp, RowTable, Segment,
+    SlotBuf,
 };
 
 use crate::fixture::{Fixture, chain};
@@ -135,6 +136,20 @@ fn a_backend_that_is_full_is_tried_again() {
 }
 
 #[test]
+fn nothing_more_is_begun_after_a_failure() {
+    let fixture = Fixture::new();
+    let plan = FaultPlan::new()
+        .with_fault(0, Fault::Fail(ErrorKind::Other))
+        .with_fault(1, Fault::Busy);
+    let mut store = store(&fixture, 3, plan);
+    assert!(store.acquire(0, 0, &[1, 2, 3]).is_err());
+    // One operation of three reads; the others were still waiting to be taken.
+    assert_eq!((store.stats().reads, store.stats().bytes_read), (3, 0));
+    store.validate().unwrap();
+    fixture.check(&store.acquire(1, 0, &[1, 2, 3]).unwrap(), 0, &[1, 2, 3]);
+}
+
+#[test]
 fn bytes_that_are_no_weights_are_caught_by_the_check() {
     let fixture = Fixture::new();
     let mut store = store(&fixture, 3, FaultPlan::new().with_fault(1, Fault::Corrupt));
@@ -202,6 +217,40 @@ fn a_backend_that_loses_an_operation_is_an_error_not_a_hang() {
     assert!(matches!(error, Error::SlotLost { .. }), "{error}");
     // Other layers go on.
     fixture.check(&store.acquire(1, 1, &[0, 1, 2]).unwrap(), 1, &[0, 1, 2]);
+}
+
+/// Takes nothing.
+struct Refusing;
+
+impl ReadBackend for Refusing {
+    fn submit(&mut self, op: ReadOp) -> Result<(), ReadOp> {
+        Err(op)
+    }
+
+    fn wait(&mut self, _: &mut Vec<ReadDone>) {}
+
+    fn in_flight(&self) -> usize {
+        0
+    }
+}
+
+#[test]
+fn a_backend_that_takes_nothing_is_an_error_and_no_buffer_is_lost() {
+    let fixture = Fixture::new();
+    let mut store = fixture
+        .store_with(3, PolicyKind::Lru, |_| Box::new(Refusing))
+        .unwrap();
+    for _ in 0..2 {
+        let error = store.acquire(0, 0, &[0, 1, 2]).unwrap_err();
+        assert!(matches!(error, Error::OperationRefused), "{error}");
+        store.validate().unwrap();
+    }
+    let mut table = RowTable::new(fixture.files(), 0, 0, 8, 8, 0)
+        .unwrap()
+        .with_backend(Box::new(Refusing));
+    let error = table.fetch(&[1_u32], &mut [0; 8]).unwrap_err();
+    assert!(matches!(error, Error::OperationRefused), "{error}");
+    table.validate().unwrap();
 }
 
 fn buffer(len: usize) -> SlotBuf {

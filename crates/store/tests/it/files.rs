@@ -46,7 +46,8 @@ fn a_truncated_file_is_noticed_at_the_next_read() {
     assert_eq!(
         error.to_string(),
         format!(
-            "{} changed while it was open: it had {expected_bytes} bytes and has 100; open it again",
+            "{} changed while it was open: it had {expected_bytes} bytes and has 100; open it \
+             again",
             fixture.paths[0].display()
         )
     );

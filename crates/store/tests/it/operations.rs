@@ -5,9 +5,9 @@ use std::io::ErrorKind;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::{Index, subsequence};
-use thalweg_cache::PolicyKind;
+use thalweg_cache::{Access, Key, PolicyConfig, PolicyKind, Probs, Residency, serve};
 use thalweg_store::io::fault::{Fault, FaultBackend, FaultPlan, FaultReader};
-use thalweg_store::{Error, ExpertStore, PreadBackend};
+use thalweg_store::{Error, ExpertAccess, ExpertStore, PreadBackend};
 
 use crate::experts::online_policies;
 use crate::fixture::{Fixture, K, LAYERS};
@@ -197,6 +197,49 @@ fn faults() -> impl Strategy<Value = FaultPlan> {
     })
 }
 
+/// Residents of the store's first layer, and of a table and a policy served without a store.
+fn compare_with_serve(policy: PolicyKind, slots: usize, batches: &[Vec<u16>]) {
+    let fixture = Fixture::new();
+    let mut store = fixture
+        .store_with(slots, policy, |files| Box::new(PreadBackend::new(files)))
+        .unwrap();
+    let (n_keys, n_slots) = (LAYERS[0].0 as u32, slots as u32);
+    let mut alone = policy
+        .build(&PolicyConfig::new(n_keys, n_slots, K as u32))
+        .unwrap();
+    let mut residency = Residency::new(n_keys, n_slots).unwrap();
+    for (clock, picks) in (0..).zip(batches) {
+        let picks = &picks[..picks.len().min(slots)];
+        let near: Vec<u16> = (0..12).filter(|e| !picks.contains(e)).take(K).collect();
+        let keys_of = |ids: &[u16]| {
+            ids.iter()
+                .map(|e| Key::new(u32::from(*e)))
+                .collect::<Vec<_>>()
+        };
+        let (keys, near_keys) = (keys_of(picks), keys_of(&near));
+        let probs: Vec<f32> = (0..12_u16).map(|e| f32::from(e * 7 % 12) / 66.0).collect();
+        let access = Access::new(clock, &keys)
+            .with_near(&near_keys)
+            .with_probs(Probs::new(Key::new(0), &probs));
+        let served = serve(&mut residency, &mut *alone, &access, |_, _| {
+            Ok::<(), Error>(())
+        });
+        let access = ExpertAccess::new(clock, 0, picks)
+            .with_near(&near)
+            .with_probs(&probs);
+        drop(store.acquire_with(&access).unwrap());
+        served.unwrap();
+        for expert in 0..12 {
+            let expected = residency.is_resident(Key::new(u32::from(expert)));
+            assert_eq!(
+                store.is_resident(0, expert),
+                expected,
+                "{policy}, step {clock}"
+            );
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig {
         cases: ProptestConfig::default().cases / 4,
@@ -224,6 +267,16 @@ proptest! {
         for policy in online_policies() {
             let mut store = faulty_store(&fixture, slots, policy, plan.clone());
             run(&fixture, &mut store, &ops, false);
+        }
+    }
+
+    #[test]
+    fn policies_see_the_same_calls_as_without_a_store(
+        slots in K..=10_usize,
+        batches in vec(subsequence((0..12_u16).collect::<Vec<_>>(), 1..=K + 1).prop_shuffle(), 60),
+    ) {
+        for policy in online_policies() {
+            compare_with_serve(policy, slots, &batches);
         }
     }
 }

@@ -1,1 +1,13 @@
-//! Small models and goldens for the workspace's own tests.
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+mod draft;
+mod error;
+pub mod goldens;
+mod random;
+mod small_model;
+mod vocabulary;
+
+pub use draft::{Draft, DraftTensor};
+pub use error::Error;
+pub use small_model::{SmallModel, SmallNgram, SmallTypes};

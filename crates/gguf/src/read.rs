@@ -22,10 +22,6 @@ pub const DEFAULT_ALIGNMENT_BYTES: u32 = 32;
 /// most on common machines, and no reader gains from more than 1 MiB.
 pub const MAX_ALIGNMENT_BYTES: u32 = 1 << 20;
 
-/// The longest header accepted. The largest in the wild, with vocabularies of 256 000 tokens, have
-/// some 20 MiB; the limit keeps a hostile sparse file from being read, and held, without end.
-pub const MAX_HEADER_BYTES: u64 = 1 << 28;
-
 pub(crate) const MAGIC: [u8; 4] = *b"GGUF";
 pub(crate) const ALIGNMENT_KEY: &str = "general.alignment";
 

@@ -10,8 +10,11 @@ use std::fmt;
 use std::io::{BufRead, BufReader, ErrorKind, Read};
 
 use crate::error::Error;
-use crate::read::MAX_HEADER_BYTES;
 use crate::value::{Array, Value, ValueType};
+
+/// The longest header accepted. The largest in the wild, with vocabularies of 256 000 tokens, have
+/// some 20 MiB; the limit keeps a hostile sparse file from being read, and held, without end.
+pub const MAX_HEADER_BYTES: u64 = 1 << 28;
 
 /// Bytes asked for at a time: the most that memory runs ahead of what was read.
 const STEP: usize = 64 << 10;

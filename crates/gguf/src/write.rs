@@ -17,7 +17,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::error::Error;
 use crate::metadata::Metadata;
 use crate::platform;
-use crate::read::{MAGIC, MAX_HEADER_BYTES, alignment};
+use crate::read::{MAGIC, alignment};
+use crate::source::MAX_HEADER_BYTES;
 use crate::tensor::{TensorInfo, TensorSpec, length};
 use crate::value::{Array, Value};
 

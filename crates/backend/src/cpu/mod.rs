@@ -75,6 +75,9 @@ impl CpuMatrix {
 /// Elements below which an operation is not worth a second thread.
 const SERIAL_LEN: usize = 128 * 1024;
 
+/// Most threads that may be asked for: a mistyped number must not bring a machine down.
+const MAX_THREADS: usize = 256;
+
 /// Splits rows over threads.
 #[derive(Debug)]
 struct Team {
@@ -87,6 +90,9 @@ impl Team {
         let build = || {
             if n_threads == 0 {
                 return Err("at least one thread is needed".into());
+            }
+            if n_threads > MAX_THREADS {
+                return Err(format!("at most {MAX_THREADS} are of use").into());
             }
             rayon::ThreadPoolBuilder::new()
                 .num_threads(n_threads)

@@ -55,7 +55,9 @@ pub fn splits(data: &[u8]) {
         all_names.extend(names);
         headers.push(written(&metadata, &specs));
     }
-    let Ok(model) = split::merge(headers) else { return };
+    let Ok(model) = split::merge(headers) else {
+        return;
+    };
     let unique: HashSet<_> = all_names.iter().collect();
     assert_eq!(unique.len(), n_tensors, "a duplicate tensor was accepted");
     assert_eq!(model.tensors.len(), n_tensors);
@@ -73,7 +75,10 @@ fn check(header: &Header, file_len: u64) {
         specs.push(TensorSpec::like(tensor).expect("what was read can be written"));
     }
     ranges.sort_unstable();
-    assert!(ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0), "overlapping tensors");
+    assert!(
+        ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0),
+        "overlapping tensors"
+    );
 
     let again = written(header.metadata(), &specs);
     assert_eq!(again.alignment_bytes(), header.alignment_bytes());
@@ -86,7 +91,10 @@ fn check(header: &Header, file_len: u64) {
         assert_eq!(format!("{value:?}"), format!("{value_again:?}"));
     }
     for (tensor, tensor_again) in header.tensors().iter().zip(again.tensors()) {
-        assert_eq!((&tensor.name, tensor.ty, tensor.ne), (&tensor_again.name, tensor_again.ty, tensor_again.ne));
+        assert_eq!(
+            (&tensor.name, tensor.ty, tensor.ne),
+            (&tensor_again.name, tensor_again.ty, tensor_again.ne)
+        );
     }
 }
 

@@ -15,7 +15,9 @@ impl<'a> Input<'a> {
     }
 
     pub(crate) fn byte(&mut self) -> u8 {
-        let Some((first, rest)) = self.rest.split_first() else { return 0 };
+        let Some((first, rest)) = self.rest.split_first() else {
+            return 0;
+        };
         self.rest = rest;
         *first
     }

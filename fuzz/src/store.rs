@@ -24,10 +24,15 @@ const FILE_BYTES: usize = 20_000;
 /// back in any order. What a lease shows must be what the file holds.
 pub fn arena_ops(data: &[u8]) {
     let mut input = Input::new(data);
-    let online: Vec<PolicyKind> =
-        PolicyKind::ALL.iter().copied().filter(|p| *p != PolicyKind::BeladyMin).collect();
+    let online: Vec<PolicyKind> = PolicyKind::ALL
+        .iter()
+        .copied()
+        .filter(|p| *p != PolicyKind::BeladyMin)
+        .collect();
     let config = ExpertStoreConfig {
-        slots: (0..N_LAYER).map(|_| BATCH + input.below(N_EXPERT - BATCH + 1)).collect(),
+        slots: (0..N_LAYER)
+            .map(|_| BATCH + input.below(N_EXPERT - BATCH + 1))
+            .collect(),
         batch: vec![BATCH; N_LAYER],
         policy: online[input.below(online.len())],
         seed: u64::from(input.byte()),
@@ -43,8 +48,8 @@ pub fn arena_ops(data: &[u8]) {
         plan = plan.with_fault(u64::from(input.byte()), fault);
     }
     let backend = FaultBackend::new(PreadBackend::new(files.clone()), files.clone(), plan);
-    let mut store =
-        ExpertStore::new(files, Box::new(backend), layout(), config).expect("all sizes are allowed");
+    let mut store = ExpertStore::new(files, Box::new(backend), layout(), config)
+        .expect("all sizes are allowed");
 
     for clock in 0..64 {
         if input.is_empty() {
@@ -52,8 +57,9 @@ pub fn arena_ops(data: &[u8]) {
         }
         let layer = input.below(N_LAYER + 1);
         // One expert too many now and then, and one that is not there.
-        let picks: Vec<u16> =
-            (0..input.below(BATCH + 2)).map(|_| (input.byte() % (N_EXPERT as u8 + 1)).into()).collect();
+        let picks: Vec<u16> = (0..input.below(BATCH + 2))
+            .map(|_| (input.byte() % (N_EXPERT as u8 + 1)).into())
+            .collect();
         if let Ok(lease) = store.acquire(clock, layer, &picks) {
             assert_eq!(lease.n(), picks.len());
             for (i, expert) in picks.iter().enumerate() {
@@ -62,7 +68,9 @@ pub fn arena_ops(data: &[u8]) {
                 }
             }
         }
-        store.validate().expect("the store is sound after each step");
+        store
+            .validate()
+            .expect("the store is sound after each step");
     }
 }
 
@@ -87,7 +95,9 @@ pub fn table_rows(data: &[u8]) {
         let mut out = vec![0; rows.len() * row_bytes];
         let result = table.fetch(&rows, &mut out);
         assert_eq!(result.is_ok(), rows.iter().all(|row| *row < n_rows));
-        table.validate().expect("the table is sound after each step");
+        table
+            .validate()
+            .expect("the table is sound after each step");
         if result.is_ok() {
             for (row, found) in rows.iter().zip(out.chunks_exact(row_bytes)) {
                 let start = offset + *row as usize * row_bytes;
@@ -101,7 +111,9 @@ fn layout() -> ExpertLayout {
     let mut layout = ExpertLayout::new();
     for parts in 0..N_LAYER {
         let parts = [part_layout(parts, 0), part_layout(parts, 1)];
-        layout.push_layer(N_EXPERT, &parts).expect("the parts are small");
+        layout
+            .push_layer(N_EXPERT, &parts)
+            .expect("the parts are small");
     }
     layout
 }
@@ -119,7 +131,10 @@ fn part_layout(layer: usize, part: usize) -> ExpertPartLayout {
 /// Where expert 0's part begins.
 fn start(layer: usize, part: usize) -> usize {
     let sizes = PARTS.as_flattened();
-    sizes[..layer * 2 + part].iter().map(|bytes| bytes * N_EXPERT).sum()
+    sizes[..layer * 2 + part]
+        .iter()
+        .map(|bytes| bytes * N_EXPERT)
+        .sum()
 }
 
 fn expected(layer: usize, expert: u16, part: usize) -> &'static [u8] {

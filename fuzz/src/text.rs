@@ -17,7 +17,9 @@ const CONTROL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 pub fn chat_template(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let (source, message) = text.split_once('\0').unwrap_or((&text, "Hi <|im_end|>"));
-    let Ok(template) = ChatTemplate::for_tokenizer(source, tokenizer()) else { return };
+    let Ok(template) = ChatTemplate::for_tokenizer(source, tokenizer()) else {
+        return;
+    };
     let messages = [
         Message::new("system", "Be brief."),
         Message::new("user", message).with("name", "someone"),
@@ -52,21 +54,33 @@ pub fn detokenizer(data: &[u8]) {
         for byte in piece {
             // Of this vocabulary the id of a byte's token is the byte.
             ids.push(u32::from(*byte));
-            piecewise.push_str(stream.push(u32::from(*byte)).expect("the id is in the vocabulary"));
+            piecewise.push_str(
+                stream
+                    .push(u32::from(*byte))
+                    .expect("the id is in the vocabulary"),
+            );
         }
     }
     utf8.finish(&mut text);
     piecewise.push_str(stream.finish());
     assert_eq!(text, String::from_utf8_lossy(&bytes));
     assert_eq!(piecewise, text);
-    assert_eq!(tokenizer().decode(&ids, true).expect("all ids are known"), text);
+    assert_eq!(
+        tokenizer().decode(&ids, true).expect("all ids are known"),
+        text
+    );
     assert!(tokenizer().detokenizer(false).push(1 << 20).is_err());
 
     let encoded = tokenizer().encode(&text, SpecialTokens::AsText);
-    assert!(!encoded.iter().any(|id| tokenizer().is_control(*id)), "text became a control token");
+    assert!(
+        !encoded.iter().any(|id| tokenizer().is_control(*id)),
+        "text became a control token"
+    );
     let _ = tokenizer().encode(&text, SpecialTokens::Parse);
 
-    let Ok(mut stop) = StopStrings::new([stop_text.clone(), "\nUser:".to_owned()]) else { return };
+    let Ok(mut stop) = StopStrings::new([stop_text.clone(), "\nUser:".to_owned()]) else {
+        return;
+    };
     let (mut passed, mut stopped) = (String::new(), false);
     for character in text.chars() {
         let out = stop.push(character.encode_utf8(&mut [0; 4]));

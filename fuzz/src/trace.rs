@@ -20,7 +20,9 @@ pub fn trace(data: &[u8]) {
 }
 
 fn walk(bytes: &[u8]) {
-    let Ok(trace) = Trace::parse(bytes) else { return };
+    let Ok(trace) = Trace::parse(bytes) else {
+        return;
+    };
     let _ = trace.documents().count();
     let n_conflicts = trace.rank_conflicts();
     let (mut n_tokens, mut n_layers, mut n_found) = (0_u64, 0_u64, 0_u64);
@@ -29,7 +31,11 @@ fn walk(bytes: &[u8]) {
         for layer in token.layers() {
             n_layers += 1;
             n_found += u64::from(layer.rank_conflict());
-            let _ = (layer.experts().count(), layer.weights().count(), layer.logits().count());
+            let _ = (
+                layer.experts().count(),
+                layer.weights().count(),
+                layer.logits().count(),
+            );
             let _ = layer.beta_limit();
         }
     }

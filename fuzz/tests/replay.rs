@@ -31,7 +31,14 @@ fn targets_hold_on_nothing_and_on_one_byte() {
 #[test]
 fn every_target_has_a_binary_and_seeds() {
     for (name, _) in TARGETS {
-        assert!(folder().join("fuzz_targets").join(name).with_extension("rs").is_file(), "{name}");
+        assert!(
+            folder()
+                .join("fuzz_targets")
+                .join(name)
+                .with_extension("rs")
+                .is_file(),
+            "{name}"
+        );
         assert!(!inputs("seeds", name).is_empty(), "{name} has no seeds");
     }
     let targets = fs::read_dir(folder().join("fuzz_targets")).unwrap().count();
@@ -40,10 +47,13 @@ fn every_target_has_a_binary_and_seeds() {
 
 /// Files below `kind`/`target`, in order. A file whose name ends in `.md` is a note.
 fn inputs(kind: &str, target: &str) -> Vec<PathBuf> {
-    let Ok(entries) = fs::read_dir(folder().join(kind).join(target)) else { return Vec::new() };
+    let Ok(entries) = fs::read_dir(folder().join(kind).join(target)) else {
+        return Vec::new();
+    };
     let paths = entries.map(|entry| entry.unwrap().path());
-    let mut paths: Vec<PathBuf> =
-        paths.filter(|path| path.extension().is_none_or(|end| end != "md")).collect();
+    let mut paths: Vec<PathBuf> = paths
+        .filter(|path| path.extension().is_none_or(|end| end != "md"))
+        .collect();
     paths.sort();
     paths
 }

@@ -39,6 +39,11 @@ pub trait Backend: std::fmt::Debug + Send + Sync + 'static {
     /// Short name for reports: `cpu`.
     fn name(&self) -> &'static str;
 
+    /// Bytes that the backend takes beside buffers and matrices, for a memory plan.
+    fn overhead_bytes(&self) -> u64 {
+        0
+    }
+
     /// A fresh recorder.
     fn recorder(&self) -> Self::Recorder;
 

@@ -306,6 +306,12 @@ impl PolicyKind {
         matches!(self, Self::BeladyMin)
     }
 
+    /// Whether the policy learns from [`Access::probs`]; the others ignore them.
+    #[must_use]
+    pub const fn uses_probs(self) -> bool {
+        matches!(self, Self::InverseRouterEma)
+    }
+
     /// The policy of that name, if there is one.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {

@@ -90,6 +90,16 @@ impl<'a> Check<'a> {
         }
     }
 
+    /// Notes the first tensor of a block beyond the last: the block count is wrong then.
+    pub(crate) fn no_blocks_from(&mut self, key: &str, n_block: usize) {
+        let block = |name: &str| name.strip_prefix("blk.")?.split('.').next()?.parse().ok();
+        let beyond = |t: &&TensorInfo| block(&t.name).is_some_and(|l: usize| l >= n_block);
+        if let Some(info) = self.file.tensors().iter().find(beyond) {
+            let reason = format!("{n_block} blocks, but the file has {:?}", info.name);
+            self.metadata(key, reason);
+        }
+    }
+
     /// Ends the check.
     ///
     /// # Errors

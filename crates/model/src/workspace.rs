@@ -40,6 +40,8 @@ pub struct WorkspaceShape {
     pub picks: usize,
     /// Hidden width of the shared expert.
     pub shared: usize,
+    /// What operations take for their own while they run, counted so that a plan holds.
+    pub transient: usize,
 }
 
 impl WorkspaceShape {
@@ -60,6 +62,7 @@ impl WorkspaceShape {
             + self.router
             + self.picks * self.embd
             + 2 * self.shared
+            + self.transient
             + 1
     }
 }

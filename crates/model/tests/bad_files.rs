@@ -189,7 +189,7 @@ fn values_that_are_not_finite_are_named_with_their_place() {
         ("blk.0.hc_attn_norm.weight", 3),
     ] {
         let e = bound(&SmallModel::default(), |d| {
-            d.tensor_mut(tensor).unwrap().poison(index).unwrap()
+            d.tensor_mut(tensor).unwrap().poison(index).unwrap();
         });
         match e.map(|_| ()) {
             Err(Error::NotFinite {

@@ -27,6 +27,8 @@ pub struct MemoryPlan {
     pub workspace_bytes: u64,
     /// Cache of table rows and the buffers that fill it.
     pub row_cache_bytes: u64,
+    /// What the backend takes beside buffers and weights: threads.
+    pub overhead_bytes: u64,
     /// Expert slots.
     pub arena_bytes: u64,
     /// Slots of each layer.
@@ -44,6 +46,7 @@ impl MemoryPlan {
             + self.state_bytes
             + self.workspace_bytes
             + self.row_cache_bytes
+            + self.overhead_bytes
             + self.arena_bytes
     }
 }
@@ -53,6 +56,7 @@ impl MemoryPlan {
 pub(crate) struct Needs<'a> {
     pub(crate) dense_bytes: u64,
     pub(crate) state_bytes: u64,
+    pub(crate) overhead_bytes: u64,
     pub(crate) workspace_bytes_per_token: u64,
     /// Size of the table that is read by row; `None` without one.
     pub(crate) row_table_bytes: Option<u64>,
@@ -79,12 +83,10 @@ pub(crate) fn plan(needs: &Needs<'_>, wishes: Wishes) -> Result<MemoryPlan> {
     let n_ctx = needs.n_ctx;
     let n_layer = needs.layout.n_layer();
     let expert_count = |l: usize| needs.layout.n_expert(l);
-    let row_cache_bytes = needs.row_table_bytes.map_or(0, |table| {
-        let cache = (wishes.budget_bytes / 64)
-            .min(MAX_ROW_CACHE_BYTES)
-            .min(table);
-        cache + RowTable::STAGING_BYTES as u64
-    });
+    // The buffers that fill the cache of rows are needed, the cache itself is a luxury.
+    let row_buffers = needs
+        .row_table_bytes
+        .map_or(0, |_| RowTable::STAGING_BYTES as u64);
     if wishes.chunk_tokens == Some(0) {
         let expected = "at least 1".to_owned();
         return Err(Error::Option {
@@ -111,7 +113,7 @@ pub(crate) fn plan(needs: &Needs<'_>, wishes: Wishes) -> Result<MemoryPlan> {
 
     let workspace = |chunk: usize| needs.workspace_bytes_per_token.saturating_mul(chunk as u64);
     let min_chunk = wishes.chunk_tokens.map_or(1, |c| c.min(n_ctx));
-    let fixed = needs.dense_bytes + needs.state_bytes + row_cache_bytes;
+    let fixed = needs.dense_bytes + needs.state_bytes + needs.overhead_bytes + row_buffers;
     let needed_bytes = fixed + min_arena_bytes + workspace(min_chunk);
     let Some(free) = wishes.budget_bytes.checked_sub(needed_bytes) else {
         return Err(Error::Budget {
@@ -122,10 +124,19 @@ pub(crate) fn plan(needs: &Needs<'_>, wishes: Wishes) -> Result<MemoryPlan> {
             n_ctx,
             workspace_bytes: workspace(min_chunk),
             chunk_tokens: min_chunk,
+            other_bytes: needs.overhead_bytes + row_buffers,
             min_arena_bytes,
             min_slots: least.iter().copied().max().unwrap_or(0),
         });
     };
+
+    let cache_limit = (wishes.budget_bytes / 64)
+        .min(MAX_ROW_CACHE_BYTES)
+        .min(free / 4);
+    let cache_bytes = needs
+        .row_table_bytes
+        .map_or(0, |table| table.min(cache_limit));
+    let free = free - cache_bytes;
 
     let chunk_tokens = match wishes.chunk_tokens {
         Some(_) => min_chunk,
@@ -147,7 +158,8 @@ pub(crate) fn plan(needs: &Needs<'_>, wishes: Wishes) -> Result<MemoryPlan> {
         dense_bytes: needs.dense_bytes,
         state_bytes: needs.state_bytes,
         workspace_bytes: workspace(chunk_tokens),
-        row_cache_bytes,
+        row_cache_bytes: row_buffers + cache_bytes,
+        overhead_bytes: needs.overhead_bytes,
         arena_bytes: needs.layout.bytes_for(&slots),
         slots,
         chunk_tokens,

@@ -127,7 +127,7 @@ impl<B: Backend> Engine<B> {
         let spec = model.spec();
         let layout = expert_layout(spec)?;
         let k: Vec<usize> = spec.experts.iter().map(|e| e.k).collect();
-        let plan = plan(model.as_ref(), &layout, &k, &options)?;
+        let plan = plan(&backend, model.as_ref(), &layout, &k, &options)?;
         let config = ExpertStoreConfig {
             slots: plan.slots.clone(),
             batch: k,
@@ -323,6 +323,7 @@ impl<B: Backend> Engine<B> {
 }
 
 fn plan<B: Backend>(
+    backend: &B,
     model: &dyn Architecture<B>,
     layout: &ExpertLayout,
     k: &[usize],
@@ -348,6 +349,7 @@ fn plan<B: Backend>(
         .map_or(0, |r| r.row_bytes * r.hash.rows_per_token());
     let needs = Needs {
         dense_bytes: spec.dense_bytes,
+        overhead_bytes: backend.overhead_bytes(),
         state_bytes: state as u64 * F32 + n_ctx as u64 * F32,
         workspace_bytes_per_token: model.workspace_shape().len_per_token() as u64 * F32
             + rows_per_token as u64,

@@ -11,8 +11,8 @@ pub enum Error {
     #[error(
         "the model needs at least {needed_bytes} bytes but the budget is {budget_bytes}: dense \
          weights {dense_bytes}, sequence state {state_bytes} ({n_ctx} tokens), intermediates \
-         {workspace_bytes} (chunk of {chunk_tokens}), {min_slots} expert slots in each layer \
-         {min_arena_bytes}; raise the budget, or lower the context or the chunk"
+         {workspace_bytes} (chunk of {chunk_tokens}), threads and row buffers {other_bytes}, \
+         {min_slots} expert slots in each layer {min_arena_bytes}; raise the budget, or lower the context or the chunk"
     )]
     Budget {
         /// The budget.
@@ -29,6 +29,8 @@ pub enum Error {
         workspace_bytes: u64,
         /// The chunk.
         chunk_tokens: usize,
+        /// Threads beyond the first, and the buffers of table rows.
+        other_bytes: u64,
         /// Smallest arena.
         min_arena_bytes: u64,
         /// Slots in each layer of the smallest arena.

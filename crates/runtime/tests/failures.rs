@@ -143,12 +143,8 @@ fn a_budget_is_kept_to_the_byte_or_refused_with_the_figures() {
         }
         other => panic!("{other}"),
     };
-    // The row cache is a share of the budget, so the least budget is a little above the needs.
-    let least = (needed..2 * needed)
-        .step_by(512)
-        .find(|b| open(*b).is_ok())
-        .unwrap();
-    for budget in [least, least + least / 7, 2 * least, 1 << 30] {
+    assert!(open(needed - 1).is_err());
+    for budget in [needed, needed + needed / 7, 2 * needed, 1 << 30] {
         let engine = open(budget).unwrap();
         let plan = engine.plan();
         assert!(plan.total_bytes() <= budget, "{plan:?}");

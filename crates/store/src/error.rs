@@ -3,7 +3,7 @@
 //! Owns the messages. A failed read names the file and the place; the store wraps it in
 //! [`Error::Expert`], which names the layer and the expert. Owns no state.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
 /// `Result` with this crate's [`Error`].
@@ -274,6 +274,88 @@ pub enum Error {
         /// Bytes of the output.
         found_bytes: usize,
     },
+    /// A direct read of a place, a length or a buffer that is not a multiple of the block.
+    #[error(
+        "direct read of {len_bytes} bytes at {offset_bytes} of {} is not aligned to {} bytes",
+        path.display(),
+        crate::ALIGNMENT_BYTES
+    )]
+    Misaligned {
+        /// The file.
+        path: PathBuf,
+        /// Where the read begins.
+        offset_bytes: u64,
+        /// Its length.
+        len_bytes: usize,
+    },
+    /// The system failed to make, write or remove a file.
+    #[error("cannot {action} {}", path.display())]
+    File {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// Another process is making the same file.
+    #[error("{} is being written by another process; wait for it or use another folder", path.display())]
+    Busy {
+        /// The unfinished file.
+        path: PathBuf,
+    },
+    /// A file where a probe file should be, with other content.
+    #[error("{} is no probe file: it differs at {offset_bytes}; move it away", path.display())]
+    NotAProbeFile {
+        /// The file.
+        path: PathBuf,
+        /// Where it was seen to differ.
+        offset_bytes: u64,
+    },
+    /// A size that is none, or not a multiple of [`ALIGNMENT_BYTES`](crate::ALIGNMENT_BYTES).
+    #[error(
+        "{what} is {found_bytes} bytes, not a positive multiple of {}",
+        crate::ALIGNMENT_BYTES
+    )]
+    BadSize {
+        /// What has the size.
+        what: &'static str,
+        /// The size.
+        found_bytes: u64,
+    },
+    /// A file has fewer bytes left that were not read before.
+    #[error(
+        "{wanted_bytes} bytes wanted, but {left_bytes} of the file have not been read; make it \
+         larger or measure less"
+    )]
+    UsedUp {
+        /// Bytes asked for.
+        wanted_bytes: u64,
+        /// Bytes left.
+        left_bytes: u64,
+    },
+    /// More threads than are of use.
+    #[error("{found} threads to read with, at most {limit} are of use")]
+    TooManyThreads {
+        /// Threads asked for.
+        found: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// A thread could not be started.
+    #[error("cannot start a thread")]
+    Thread {
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// A profile is not what it should be.
+    #[error("profile{} is not usable: {fault}", OfPath(path.as_deref()))]
+    Profile {
+        /// Its file, if it was read from one.
+        path: Option<PathBuf>,
+        /// What is wrong.
+        fault: crate::ProfileFault,
+    },
     /// `validate` found a broken invariant: a fault of this crate, not of its caller.
     #[error("invariant {invariant} of the {owner} is broken at {place}")]
     Broken {
@@ -284,6 +366,18 @@ pub enum Error {
         /// A layer, slot or block that shows it.
         place: u64,
     },
+}
+
+/// A path in a message, where there is one.
+struct OfPath<'a>(Option<&'a Path>);
+
+impl fmt::Display for OfPath<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(path) => write!(f, " {}", path.display()),
+            None => Ok(()),
+        }
+    }
 }
 
 /// How a file is noticed to be another than the one opened.

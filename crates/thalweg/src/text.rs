@@ -55,6 +55,28 @@ impl Text {
         Ok(encode_chat(&self.tokenizer, template, messages, &options)?)
     }
 
+    /// As [`chat`](Self::chat), for a conversation whose last reply was generated: `prompt` and
+    /// `reply` are the tokens of that turn, and `messages` goes on from it.
+    ///
+    /// Text that is encoded again may split into other tokens than were generated, and a session
+    /// could then reuse nothing. So the generated tokens stay, and only what follows the reply's
+    /// end marker is taken from the new encoding; where that cannot be found, all of it is.
+    ///
+    /// # Errors
+    /// As [`chat`](Self::chat).
+    pub fn chat_on(&self, messages: &[Message], prompt: &[u32], reply: &[u32]) -> Result<Vec<u32>> {
+        let whole = self.chat(messages)?;
+        let ends = self.tokenizer.eos_ids();
+        let rest = whole.strip_prefix(prompt).and_then(|rest| {
+            let end = rest.iter().position(|token| ends.contains(token))?;
+            Some(&rest[end..])
+        });
+        Ok(match rest {
+            Some(rest) => [prompt, reply, rest].concat(),
+            None => whole,
+        })
+    }
+
     /// Tokens of plain text, with markers such as `<|im_start|>` parsed: only for trusted text.
     pub fn raw(&self, text: &str) -> Vec<u32> {
         self.tokenizer.encode(text, SpecialTokens::Parse)

@@ -1,6 +1,7 @@
 //! Prefill and decode speed of a model.
 
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -8,7 +9,9 @@ use anyhow::{Result, ensure};
 use clap::Parser;
 use serde_json::json;
 use thalweg::{Engine, Observer, Session};
-use thalweg_examples_common::{ModelArgs, PrefillBar, or_na, stats_json};
+use thalweg_examples_common::{
+    ModelArgs, PrefillBar, Settings, or_na, print_line, report, stats_json,
+};
 
 /// Measure prefill and decode.
 ///
@@ -16,6 +19,7 @@ use thalweg_examples_common::{ModelArgs, PrefillBar, or_na, stats_json};
 /// steps follow. Times cover the steps alone: not opening the model, not choosing tokens. The
 /// arena stays filled from one repetition to the next, so the first is the cold one.
 #[derive(Debug, Parser)]
+#[command(version)]
 struct Args {
     #[command(flatten)]
     model: ModelArgs,
@@ -53,13 +57,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            eprintln!("error: {e:#}");
-            ExitCode::FAILURE
-        }
-    }
+    report(run(&Args::parse()).map(|()| true))
 }
 
 fn run(args: &Args) -> Result<()> {
@@ -67,14 +65,12 @@ fn run(args: &Args) -> Result<()> {
     ensure!(args.repetitions > 0, "-r must be at least 1");
     let start = Instant::now();
     let file = args.model.file()?;
-    let path = file.path(0).map(ToOwned::to_owned).unwrap_or_default();
-    let mut engine = args
-        .model
-        .engine(file, args.prompt_tokens + args.decode_steps)?;
+    let n_ctx = args.prompt_tokens.saturating_add(args.decode_steps);
+    let mut engine = args.model.engine(file, n_ctx)?;
     let mut session = engine.session()?;
     let open_ms = start.elapsed().as_secs_f64() * 1e3;
 
-    let mut rounds = Vec::with_capacity(args.repetitions);
+    let mut rounds = Vec::new();
     for round in 0..args.repetitions {
         rounds.push(repeat(&mut engine, &mut session, args, round)?);
     }
@@ -83,9 +79,8 @@ fn run(args: &Args) -> Result<()> {
     let stats = engine.stats();
     if args.json {
         let value = json!({
-            "model": path,
             "backend": "cpu",
-            "threads": engine.backend().n_threads(),
+            "settings": Settings::of(&args.model, &engine).json(),
             "prompt_tokens": args.prompt_tokens,
             "decode_steps": args.decode_steps,
             "open_ms": open_ms,
@@ -93,22 +88,24 @@ fn run(args: &Args) -> Result<()> {
             "decode_tokens_per_s": summary_json(&decode),
             "all_repetitions": stats_json(&stats, engine.plan()),
         });
-        println!("{value}");
-        return Ok(());
+        return print_line(&value.to_string());
     }
-    println!(
-        "{}, {} threads, opened in {open_ms:.0} ms",
-        path.display(),
-        engine.backend().n_threads()
-    );
-    println!(
-        "{:<12} {:>10} {:>10} {:>10}   tokens/s",
-        "", "median", "min", "max"
-    );
-    row(&format!("prefill {}", args.prompt_tokens), &prefill);
-    row(&format!("decode {}", args.decode_steps), &decode);
+    let path = engine.file().path(0).unwrap_or_else(|| Path::new(""));
+    let (path, threads) = (path.display(), engine.backend().n_threads());
+    print_line(&format!(
+        "{path}, {threads} threads, opened in {open_ms:.0} ms"
+    ))?;
+    let columns = ["median", "min", "max"]
+        .map(|c| format!("{c:>10}"))
+        .join(" ");
+    print_line(&format!("{:<12} {columns}   tokens/s", ""))?;
+    row(&format!("prefill {}", args.prompt_tokens), &prefill)?;
+    row(&format!("decode {}", args.decode_steps), &decode)?;
     if let Some(rate) = stats.hit_rate() {
-        println!("hit rate {:.2} % over all repetitions", 100.0 * rate);
+        print_line(&format!(
+            "hit rate {:.2} % over all repetitions",
+            100.0 * rate
+        ))?;
     }
     Ok(())
 }
@@ -168,13 +165,9 @@ fn summary_json(sorted: &[f64]) -> serde_json::Value {
     json!({ "median": median(sorted), "min": sorted.first(), "max": sorted.last(), "rounds": sorted })
 }
 
-fn row(name: &str, sorted: &[f64]) {
+fn row(name: &str, sorted: &[f64]) -> Result<()> {
     let cell = |v: Option<f64>| or_na(v, |v| format!("{v:.1}"));
     let (min, max) = (sorted.first().copied(), sorted.last().copied());
-    println!(
-        "{name:<12} {:>10} {:>10} {:>10}",
-        cell(median(sorted)),
-        cell(min),
-        cell(max)
-    );
+    let cells = [median(sorted), min, max].map(|v| format!("{:>10}", cell(v)));
+    print_line(&format!("{name:<12} {}", cells.join(" ")))
 }

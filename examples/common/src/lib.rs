@@ -3,19 +3,56 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 use thalweg::{
-    Bias, CpuBackend, CpuOptions, Engine, EngineOptions, Gguf, MemoryPlan, Moce, PolicyKind, Stats,
+    Bias, CpuBackend, CpuOptions, Engine, EngineOptions, Gguf, MemoryPlan, Moce, PolicyKind,
+    SamplerOptions, Stats,
 };
+
+/// Runs a binary: an error is one line on standard error and exit code 1, and a reader that had
+/// enough (`| head`) is no error.
+pub fn report(result: Result<bool>) -> ExitCode {
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(e) if is_broken_pipe(&e) => ExitCode::SUCCESS,
+        Err(e) => {
+            // Where standard error is closed or full, nobody can be told.
+            let _ = writeln!(std::io::stderr(), "error: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Writes a line to standard output.
+///
+/// # Errors
+/// When it cannot be written; [`report`] knows a reader that had enough.
+pub fn print_line(line: &str) -> Result<()> {
+    writeln!(std::io::stdout(), "{line}")?;
+    Ok(())
+}
+
+/// A line for a person on standard error; lost where that is closed or full.
+pub fn note(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+fn is_broken_pipe(e: &anyhow::Error) -> bool {
+    let io = e.downcast_ref::<std::io::Error>();
+    io.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+}
 
 /// Flags that say which model to open and what it may use.
 #[derive(Debug, Clone, Args)]
 pub struct ModelArgs {
-    /// Model file (any shard of a split one) [default: the embedded models/demo.gguf]
+    /// Model file (any shard of a split one) [default: models/demo.gguf of this repository, looked
+    /// for from the working folder upwards]
     #[arg(long, value_name = "FILE")]
     pub model: Option<PathBuf>,
 
@@ -59,7 +96,7 @@ impl ModelArgs {
     pub fn file(&self) -> Result<Gguf> {
         let path = match &self.model {
             Some(path) => path.clone(),
-            None => embedded_model()?,
+            None => own_model()?,
         };
         Gguf::open(&path).with_context(|| format!("cannot open the model {}", path.display()))
     }
@@ -85,6 +122,59 @@ impl ModelArgs {
     }
 }
 
+/// What was asked for, so that statistics say what they are of.
+#[derive(Debug, Clone)]
+pub struct Settings(Value);
+
+impl Settings {
+    /// Settings of an engine.
+    pub fn of(args: &ModelArgs, engine: &Engine) -> Self {
+        let path = engine
+            .file()
+            .path(0)
+            .map(|p| p.to_string_lossy().into_owned());
+        Self(json!({
+            "model": path,
+            "threads": engine.backend().n_threads(),
+            "policy": args.policy.name(),
+            "moce": args.moce.to_string(),
+            "protect": args.protect,
+            "chunk": engine.plan().chunk_tokens,
+        }))
+    }
+
+    /// The same with a sampler's options.
+    #[must_use]
+    pub fn with_sampler(mut self, options: &SamplerOptions) -> Self {
+        self.0["sampler"] = json!({
+            "temp": options.temperature,
+            "top_k": options.top_k,
+            "top_p": options.top_p,
+            "min_p": options.min_p,
+            "repeat_penalty": options.repetition_penalty,
+            "repeat_window": options.repetition_window,
+            "seed": options.seed,
+        });
+        self
+    }
+
+    /// As JSON.
+    pub fn json(&self) -> &Value {
+        &self.0
+    }
+
+    fn text(&self) -> String {
+        let mut parts = Vec::new();
+        for (name, value) in self.0.as_object().into_iter().flatten() {
+            match value.as_object() {
+                Some(inner) => parts.extend(inner.iter().map(|(n, v)| format!("{n} {v}"))),
+                None => parts.push(format!("{name} {value}")),
+            }
+        }
+        parts.join(", ")
+    }
+}
+
 /// How statistics are printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[non_exhaustive]
@@ -95,10 +185,10 @@ pub enum StatsFormat {
     Json,
 }
 
-/// The embedded model: found from the working folder upwards, or where it was at build time.
-fn embedded_model() -> Result<PathBuf> {
+/// The model that comes with the repository: found from the working folder upwards, or where it was at build time.
+fn own_model() -> Result<PathBuf> {
     const RELATIVE: &str = "models/demo.gguf";
-    let here = std::env::current_dir().context("cannot tell the working folder")?;
+    let here = std::env::current_dir().unwrap_or_default();
     let built = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let mut folders = here.ancestors().chain([built.as_path()]);
     let found = folders.find_map(|f| Some(f.join(RELATIVE)).filter(|p| p.is_file()));
@@ -124,7 +214,8 @@ pub struct PrefillBar(ProgressBar);
 impl PrefillBar {
     /// A bar that is not drawn before its first update.
     pub fn new(what: &'static str) -> Self {
-        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10));
+        // Shown when there is something to show.
+        let bar = ProgressBar::hidden();
         let style = "{msg} {wide_bar} {pos}/{len} tokens, {eta} left";
         // The template is a constant; an unusable one would show as the default style.
         if let Ok(style) = ProgressStyle::with_template(style) {
@@ -140,6 +231,10 @@ impl PrefillBar {
             self.0.finish_and_clear();
         } else {
             self.0.set_length(total as u64);
+            if self.0.is_hidden() {
+                self.0
+                    .set_draw_target(ProgressDrawTarget::stderr_with_hz(10));
+            }
             self.0.set_position(done as u64);
         }
     }
@@ -149,10 +244,19 @@ impl PrefillBar {
 ///
 /// # Errors
 /// When standard error cannot be written to.
-pub fn print_stats(format: StatsFormat, stats: &Stats, plan: &MemoryPlan) -> Result<()> {
+pub fn print_stats(
+    format: StatsFormat,
+    settings: &Settings,
+    stats: &Stats,
+    plan: &MemoryPlan,
+) -> Result<()> {
     let mut err = std::io::stderr().lock();
     match format {
-        StatsFormat::Json => writeln!(err, "{}", stats_json(stats, plan))?,
+        StatsFormat::Json => {
+            let mut value = stats_json(stats, plan);
+            value["settings"] = settings.json().clone();
+            writeln!(err, "{value}")?;
+        }
         StatsFormat::Text => {
             let rate = |r: Option<f64>| or_na(r, |r| format!("{r:.1} tok/s"));
             let percent = or_na(stats.hit_rate(), |r| format!("{:.2} %", 100.0 * r));
@@ -160,13 +264,14 @@ pub fn print_stats(format: StatsFormat, stats: &Stats, plan: &MemoryPlan) -> Res
                 format!("{:.1} KiB", b / 1024.0)
             });
             let slots = slots_text(&plan.slots);
+            writeln!(err, "settings {}", settings.text())?;
             writeln!(
                 err,
                 "prefill  {} tokens, {}\n\
                  decode   {} steps, {}\n\
                  experts  {} hits, {} misses, hit rate {percent}, {slots}\n\
                  reads    {bytes} a token, waited {:.1} ms\n\
-                 memory   {} of {} planned: dense {}, experts {}, sequence {}, intermediates {}, rows {}",
+                 memory   {} of {} planned: dense {}, experts {}, sequence {}, intermediates {}, rows {}, threads {}",
                 stats.prefill_tokens,
                 rate(stats.prefill_tokens_per_s()),
                 stats.decode_tokens,
@@ -181,6 +286,7 @@ pub fn print_stats(format: StatsFormat, stats: &Stats, plan: &MemoryPlan) -> Res
                 mib(plan.state_bytes),
                 mib(plan.workspace_bytes),
                 mib(plan.row_cache_bytes),
+                mib(plan.overhead_bytes),
             )?;
             if let (Some(agreement), Some(kl)) = (stats.agreement(), stats.mean_routing_kl()) {
                 let (kept, n) = (100.0 * agreement, stats.biased_picks);
@@ -226,6 +332,7 @@ pub fn stats_json(stats: &Stats, plan: &MemoryPlan) -> Value {
             "state_bytes": plan.state_bytes,
             "workspace_bytes": plan.workspace_bytes,
             "row_cache_bytes": plan.row_cache_bytes,
+            "overhead_bytes": plan.overhead_bytes,
             "chunk_tokens": plan.chunk_tokens,
             "n_ctx": plan.n_ctx,
             "slots": plan.slots,

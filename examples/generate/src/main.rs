@@ -1,23 +1,28 @@
 //! Prompt in, text out.
 
-use std::io::{ErrorKind, Write};
+use std::io::Write;
 use std::ops::ControlFlow;
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser;
 use thalweg::{Event, Finish, GenerateOptions, Message, SamplerOptions, Text, generate};
-use thalweg_examples_common::{ModelArgs, PrefillBar, StatsFormat, print_stats};
+use thalweg_examples_common::{
+    ModelArgs, PrefillBar, Settings, StatsFormat, note, print_stats, report,
+};
 
 /// Generate a reply to a prompt.
 ///
 /// Dense weights stay in memory, routed experts are read from the model file as they are needed,
 /// and everything together stays within --budget. The output is the same for every budget.
 #[derive(Debug, Parser)]
-#[command(after_help = "Examples:
+#[command(
+    version,
+    after_help = "Examples:
   generate \"What is the package libssl-dev?\"
   generate --budget 24MiB --stats text \"What is the package curl?\"
-  generate --raw -n 16 \"The quick brown\"")]
+  generate --raw -n 16 \"The quick brown\""
+)]
 struct Args {
     #[command(flatten)]
     model: ModelArgs,
@@ -51,7 +56,7 @@ struct Args {
     #[arg(long, value_name = "P", default_value_t = 0.0)]
     min_p: f32,
 
-    /// Penalty on tokens that occurred among the last 64; 1 is none
+    /// Penalty on tokens that occurred before; 1 is none
     #[arg(long, value_name = "R", default_value_t = 1.0)]
     repeat_penalty: f32,
 
@@ -63,7 +68,7 @@ struct Args {
     #[arg(long)]
     raw: bool,
 
-    /// Print statistics on standard error afterwards
+    /// Print what was done and with which settings, on standard error
     #[arg(long, value_name = "FORMAT")]
     stats: Option<StatsFormat>,
 
@@ -72,13 +77,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            eprintln!("error: {e:#}");
-            ExitCode::FAILURE
-        }
-    }
+    report(run(&Args::parse()).map(|()| true))
 }
 
 fn run(args: &Args) -> Result<()> {
@@ -88,7 +87,7 @@ fn run(args: &Args) -> Result<()> {
         true => text.raw(&args.prompt),
         false => text.chat(&[Message::new("user", args.prompt.as_str())])?,
     };
-    let needed = prompt.len() + args.max_tokens.max(1);
+    let needed = prompt.len().saturating_add(args.max_tokens.max(1));
     let n_ctx = args.ctx.unwrap_or(needed);
     let mut engine = args.model.engine(file, n_ctx)?;
     let mut session = engine.session()?;
@@ -132,16 +131,19 @@ fn run(args: &Args) -> Result<()> {
         &mut on_event,
     )?;
     match failed {
-        // The reader had enough, as `head` does.
-        Some(e) if e.kind() == ErrorKind::BrokenPipe => return Ok(()),
         Some(e) => return Err(e.into()),
         None => writeln!(out)?,
     }
     if reply.finish == Finish::ContextFull {
-        eprintln!("note: the context of {n_ctx} tokens is full; raise --ctx for a longer reply");
+        note(&format!(
+            "note: the context of {n_ctx} tokens is full; raise --ctx for a longer reply"
+        ));
     }
     match args.stats {
-        Some(format) => print_stats(format, &engine.stats(), engine.plan()),
+        Some(format) => {
+            let settings = Settings::of(&args.model, &engine).with_sampler(&options.sampler);
+            print_stats(format, &settings, &engine.stats(), engine.plan())
+        }
         None => Ok(()),
     }
 }

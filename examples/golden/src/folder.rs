@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
+/// Routes are stored for so many tokens, or all of a shorter prompt.
+const ROUTED_TOKENS: usize = 32;
+
 /// A folder of goldens.
 #[derive(Debug)]
 pub(crate) struct Folder {
@@ -45,23 +48,7 @@ impl Folder {
         let text = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
         let manifest: Manifest = serde_json::from_slice(&text)
             .with_context(|| format!("cannot understand {}", file.display()))?;
-        for p in &manifest.prompts {
-            ensure!(!p.tokens.is_empty(), "prompt {:?} has no tokens", p.name);
-            ensure!(
-                p.nll.len() + 1 == p.tokens.len(),
-                "prompt {:?} has {} tokens and {} likelihoods, one less expected",
-                p.name,
-                p.tokens.len(),
-                p.nll.len()
-            );
-            ensure!(
-                p.greedy.len() == p.greedy_top1_minus_top2.len(),
-                "prompt {:?} has {} greedy tokens and {} gaps",
-                p.name,
-                p.greedy.len(),
-                p.greedy_top1_minus_top2.len()
-            );
-        }
+        manifest.prompts.iter().try_for_each(check)?;
         Ok(Self {
             path: path.to_owned(),
             prompts: manifest.prompts,
@@ -82,4 +69,38 @@ impl Folder {
         let words = bytes.as_chunks().0.iter();
         Ok(words.map(|b| f32::from_le_bytes(*b)).collect())
     }
+}
+
+/// Refuses a golden that would pass without comparing what it claims to hold.
+fn check(p: &Prompt) -> Result<()> {
+    let (name, n) = (&p.name, p.tokens.len());
+    ensure!(n > 0, "prompt {name:?} has no tokens");
+    ensure!(
+        p.nll.len() + 1 == n,
+        "prompt {name:?} has {n} tokens and {} likelihoods, one less expected",
+        p.nll.len()
+    );
+    let (greedy, gaps) = (p.greedy.len(), p.greedy_top1_minus_top2.len());
+    ensure!(
+        greedy == gaps && greedy > 0,
+        "prompt {name:?} has {greedy} greedy tokens and {gaps} gaps"
+    );
+    ensure!(
+        p.greedy_top1_minus_top2.iter().all(|gap| *gap >= 0.0),
+        "prompt {name:?} has a gap below 0"
+    );
+    ensure!(
+        !p.logits_positions.is_empty()
+            && p.logits_positions.is_sorted_by(|a, b| a < b)
+            && p.logits_positions.iter().all(|at| *at < n),
+        "prompt {name:?} stores logits at {:?}, rising positions below {n} expected",
+        p.logits_positions
+    );
+    let routed = n.min(ROUTED_TOKENS);
+    ensure!(
+        p.routes.len() == routed,
+        "prompt {name:?} has routes of {} tokens, {routed} expected",
+        p.routes.len()
+    );
+    Ok(())
 }

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use thalweg_examples_common::ModelArgs;
+use thalweg_examples_common::{ModelArgs, print_line, report};
 
 use crate::folder::Folder;
 use crate::judge::{Verdict, judge};
@@ -19,30 +19,32 @@ use crate::rows::{Rows, RowsVerdict};
 ///
 /// DIR holds manifest.json (prompts with token ids, per-token negative log-likelihoods, a greedy
 /// continuation, routes) and little-endian f32 logits. One JSON line is printed per prompt. The
-/// exit code is 1 when logits differ by more than --tol, likelihoods by more than --nll-tol, or a
+/// exit code is 1 when logits differ by more than --tol or, on average, --mean-tol, likelihoods by
+/// more than --nll-tol, or a
 /// greedy token or a route differs where the golden's own gap says that it must not.
 ///
 /// A DIR with tokens.txt instead holds every logit (logits.npy) and every residual (hidden.npy) of
 /// one sequence; the exit code is 1 when they differ by more than --tol and --residual-tol.
 #[derive(Debug, Parser)]
+#[command(version)]
 struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
     /// Largest difference of a logit
-    #[arg(long, value_name = "D", default_value_t = 2e-3)]
+    #[arg(long, value_name = "D", default_value_t = 2e-3, value_parser = tolerance)]
     tol: f64,
 
     /// Largest mean difference of a prompt's logits
-    #[arg(long, value_name = "D", default_value_t = 1e-4)]
+    #[arg(long, value_name = "D", default_value_t = 1e-4, value_parser = tolerance)]
     mean_tol: f64,
 
     /// Largest difference of a token's negative log-likelihood
-    #[arg(long, value_name = "D", default_value_t = 1e-3)]
+    #[arg(long, value_name = "D", default_value_t = 1e-3, value_parser = tolerance)]
     nll_tol: f64,
 
     /// Largest difference of a residual
-    #[arg(long, value_name = "D", default_value_t = 1e-4)]
+    #[arg(long, value_name = "D", default_value_t = 1e-4, value_parser = tolerance)]
     residual_tol: f64,
 
     /// Folder of goldens
@@ -50,14 +52,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(e) => {
-            eprintln!("error: {e:#}");
-            ExitCode::FAILURE
-        }
-    }
+    report(run(&Args::parse()))
 }
 
 fn run(args: &Args) -> Result<bool> {
@@ -79,7 +74,11 @@ fn run(args: &Args) -> Result<bool> {
         let verdict = judge(&mut engine, &mut session, &folder, prompt)
             .with_context(|| format!("prompt {:?}", prompt.name))?;
         passed &= within(args, &verdict);
-        println!("{}", verdict.json(&prompt.name, within(args, &verdict)));
+        print_line(
+            &verdict
+                .json(&prompt.name, within(args, &verdict))
+                .to_string(),
+        )?;
     }
     Ok(passed)
 }
@@ -93,7 +92,7 @@ fn run_rows(args: &Args) -> Result<bool> {
     let passed = verdict.max_abs <= args.tol
         && verdict.mean_abs <= args.mean_tol
         && verdict.max_residual <= args.residual_tol;
-    println!("{}", verdict.json(passed));
+    print_line(&verdict.json(passed).to_string())?;
     Ok(passed)
 }
 
@@ -103,4 +102,12 @@ fn within(args: &Args, v: &Verdict) -> bool {
         && v.max_nll_diff <= args.nll_tol
         && v.greedy_mismatches == 0
         && v.route_mismatches == 0
+}
+
+fn tolerance(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    let usable = value.is_finite() && value >= 0.0;
+    usable
+        .then_some(value)
+        .ok_or_else(|| "must be finite and at least 0".to_owned())
 }

@@ -78,6 +78,10 @@ const SERIAL_LEN: usize = 128 * 1024;
 /// Most threads that may be asked for: a mistyped number must not bring a machine down.
 const MAX_THREADS: usize = 256;
 
+/// Memory of a further thread: its stack as far as it is used, its allocator's arena, a few rows
+/// of temporary values.
+const THREAD_BYTES: u64 = 512 << 10;
+
 /// Splits rows over threads.
 #[derive(Debug)]
 struct Team {
@@ -269,6 +273,10 @@ impl Backend for CpuBackend {
 
     fn name(&self) -> &'static str {
         "cpu"
+    }
+
+    fn overhead_bytes(&self) -> u64 {
+        (self.team.n_threads as u64 - 1) * THREAD_BYTES
     }
 
     fn recorder(&self) {}

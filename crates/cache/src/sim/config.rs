@@ -22,6 +22,8 @@ pub enum KeyBytes<'a> {
     Uniform(u64),
     /// Sizes by layer, `[n_layer]`.
     PerLayer(&'a [u64]),
+    /// Sizes by key, `[n_keys]`: where experts of one layer differ.
+    PerKey(&'a [u64]),
 }
 
 /// Where a document starts in the sequence of tokens.
@@ -103,13 +105,23 @@ impl<'a> SimConfig<'a> {
 
     /// Checks the inputs that have to fit each other.
     pub(super) fn check(&self) -> Result<(), Error> {
-        if let KeyBytes::PerLayer(sizes) = self.key_bytes
-            && sizes.len() != usize::from(self.space.n_layer())
-        {
+        let (what, expected, found) = match self.key_bytes {
+            KeyBytes::Uniform(_) => ("", 0, 0),
+            KeyBytes::PerLayer(sizes) => {
+                let n_layer = u64::from(self.space.n_layer());
+                ("key sizes, one a layer,", n_layer, sizes.len())
+            }
+            KeyBytes::PerKey(sizes) => {
+                let n_keys = u64::from(self.space.n_keys());
+                ("key sizes, one a key,", n_keys, sizes.len())
+            }
+        };
+        let found = found as u64;
+        if found != expected {
             return Err(Error::ShapeMismatch {
-                what: "key sizes, one a layer,",
-                expected: u64::from(self.space.n_layer()),
-                found: sizes.len() as u64,
+                what,
+                expected,
+                found,
             });
         }
         for pair in self.documents.windows(2) {
@@ -133,6 +145,13 @@ impl<'a> SimConfig<'a> {
                 .expert(key)
                 .and_then(|expert| sizes.get(usize::from(expert.layer)).copied())
                 .unwrap_or(0),
+            KeyBytes::PerKey(sizes) => sizes.get(key.index()).copied().unwrap_or(0),
         }
+    }
+
+    /// Domains that the documents name, at least up to the greatest.
+    pub(super) fn n_domain(&self) -> usize {
+        let greatest = self.documents.iter().map(|d| d.domain).max();
+        greatest.map_or(0, |greatest| greatest as usize + 1)
     }
 }

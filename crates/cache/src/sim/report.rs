@@ -3,9 +3,11 @@
 //! Owns sums only. Invariants: 1. hits + misses = picks; 2. compulsory <= misses. A figure that
 //! would divide by zero is `None`.
 
+use alloc::vec;
 use alloc::vec::Vec;
 
-use crate::Served;
+use super::SimConfig;
+use crate::{Route, Served};
 
 /// What happened, summed over some accesses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -78,31 +80,28 @@ pub struct Report {
     pub domains: Vec<Counts>,
 }
 
-/// The outcome of a simulation that routes.
-#[derive(Clone, PartialEq, Debug, Default)]
+/// What biased decisions cost in agreement, summed over some decisions.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
 #[non_exhaustive]
-pub struct RoutedReport {
-    /// The caches.
-    pub cache: Report,
-    /// Decisions counted.
+pub struct RouteCounts {
+    /// Decisions.
     pub n_decisions: u64,
     /// Decisions in which the bias changed no expert.
     pub n_exact: u64,
     /// Decisions whose row had a NaN or plus infinity.
     pub n_invalid_rows: u64,
-    pub(super) agree_sum: f64,
-    pub(super) kl_sum: f64,
+    agree_sum: f64,
+    kl_sum: f64,
 }
 
-impl RoutedReport {
+impl RouteCounts {
     /// Mean share of the unbiased experts that were chosen; `None` without decisions.
     #[must_use]
     pub fn agreement(&self) -> Option<f64> {
         self.mean(self.agree_sum)
     }
 
-    /// Mean of ln(P(unbiased) / P(chosen)), see [`Route::routing_kl`](crate::Route::routing_kl);
-    /// `None` without decisions.
+    /// Mean of ln(P(unbiased) / P(chosen)), see [`Route::routing_kl`]; `None` without decisions.
     #[must_use]
     pub fn routing_kl(&self) -> Option<f64> {
         self.mean(self.kl_sum)
@@ -114,9 +113,64 @@ impl RoutedReport {
         ratio(self.n_exact, self.n_decisions)
     }
 
+    fn add(&mut self, route: &Route<'_>) {
+        self.n_decisions += 1;
+        self.n_exact += u64::from(route.is_exact());
+        self.n_invalid_rows += u64::from(route.n_invalid > 0);
+        // A choice has at most 65535 experts.
+        self.agree_sum += f64::from(route.n_agree) / route.unbiased.len() as f64;
+        self.kl_sum += route.routing_kl;
+    }
+
     fn mean(&self, sum: f64) -> Option<f64> {
         // Counts stay below 2^53.
         (self.n_decisions > 0).then(|| sum / self.n_decisions as f64)
+    }
+}
+
+/// The outcome of a simulation that routes.
+#[derive(Clone, PartialEq, Debug, Default)]
+#[non_exhaustive]
+pub struct RoutedReport {
+    /// The caches.
+    pub cache: Report,
+    /// The decisions, over everything counted.
+    pub total: RouteCounts,
+    /// The decisions by domain, as in [`Report::domains`].
+    pub domains: Vec<RouteCounts>,
+}
+
+impl RoutedReport {
+    pub(super) fn new(config: &SimConfig<'_>) -> Self {
+        Self {
+            domains: vec![RouteCounts::default(); config.n_domain()],
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn add(&mut self, route: &Route<'_>, domain: Option<usize>) {
+        self.total.add(route);
+        if let Some(counts) = domain.and_then(|domain| self.domains.get_mut(domain)) {
+            counts.add(route);
+        }
+    }
+
+    /// [`RouteCounts::agreement`] of the total.
+    #[must_use]
+    pub fn agreement(&self) -> Option<f64> {
+        self.total.agreement()
+    }
+
+    /// [`RouteCounts::routing_kl`] of the total.
+    #[must_use]
+    pub fn routing_kl(&self) -> Option<f64> {
+        self.total.routing_kl()
+    }
+
+    /// [`RouteCounts::exact_set_rate`] of the total.
+    #[must_use]
+    pub fn exact_set_rate(&self) -> Option<f64> {
+        self.total.exact_set_rate()
     }
 }
 

@@ -94,8 +94,7 @@ impl<'a> Simulator<'a> {
                     .map(|window| SecondMiss::new(keys_per_cache, window)),
             });
         }
-        let n_domain = config.documents.iter().map(|d| d.domain).max();
-        let n_domain = n_domain.map_or(0, |greatest| greatest as usize + 1);
+        let n_domain = config.n_domain();
         let mut simulator = Self {
             config: *config,
             caches,
@@ -154,6 +153,13 @@ impl<'a> Simulator<'a> {
         let (served, first_uses, bytes) = result?;
         self.count(access.clock, layer, &served, first_uses, bytes);
         Ok(served)
+    }
+
+    /// The domain of the document that the last access belongs to; `None` before the first.
+    #[must_use]
+    pub fn domain(&self) -> Option<usize> {
+        let document = self.n_documents.checked_sub(1)?;
+        Some(self.config.documents.get(document)?.domain as usize)
     }
 
     /// The counters so far.
@@ -241,8 +247,7 @@ impl<'a> Simulator<'a> {
             &mut self.report.layers[layer],
             &mut self.last_of_layer[layer],
         );
-        if let Some(document) = self.n_documents.checked_sub(1) {
-            let domain = self.config.documents[document].domain as usize;
+        if let Some(domain) = self.domain() {
             add(
                 &mut self.report.domains[domain],
                 &mut self.last_of_domain[domain],

@@ -61,6 +61,8 @@ enum Mixer<B: Backend> {
 #[derive(Debug)]
 struct Config {
     n_vocab: usize,
+    /// Blocks of the file: layers, and MTP blocks behind them.
+    n_block: usize,
     n_ctx_train: usize,
     streams: Streams,
     delta: DeltaConfig,
@@ -167,6 +169,9 @@ impl<B: Backend> Architecture<B> for Qwen4Exp<B> {
             router: c.moe.n_expert,
             picks: c.moe.k,
             shared: c.moe.n_ff_shared,
+            // An expert in work holds its tokens' inputs and two hidden rows; a token has k
+            // experts, of which a few are in work at once.
+            transient: 2 * (c.streams.n_embd + 2 * c.moe.n_ff),
         }
     }
 
@@ -384,10 +389,12 @@ impl Config {
         let attention = Self::read_attention(&mut keys, n_embd, eps);
         let ngram = keys
             .has("ple.layers")
-            .then(|| Self::read_ngram(&mut keys, n_embd, &attention));
+            .then(|| Self::read_ngram(&mut keys, n_embd, n_vocab, &attention));
         let n_ctx_train = keys.size("context_length");
+        let n_block = attention.len() + keys.size_or("nextn_predict_layers", 0);
         Self {
             n_vocab,
+            n_block,
             n_ctx_train,
             streams,
             delta,
@@ -499,6 +506,7 @@ impl Config {
     fn read_ngram(
         keys: &mut Keys<'_, '_>,
         n_embd: usize,
+        n_vocab: usize,
         attention: &[Option<AttentionConfig>],
     ) -> Option<NgramConfig> {
         let layers = keys.opt_array("ple.layers").unwrap_or_default();
@@ -564,6 +572,9 @@ impl Config {
         let reset = u32::try_from(keys.size_or("ple.eos_token_id", 0)).unwrap_or(u32::MAX);
         if !keys.has("ple.eos_token_id") {
             keys.refuse("ple.eos_token_id", "is missing");
+        } else if reset as usize >= n_vocab {
+            let reason = format!("id {reset} is outside the vocabulary of {n_vocab}");
+            keys.refuse("ple.eos_token_id", reason);
         }
         Some(NgramConfig {
             layer,
@@ -596,5 +607,6 @@ impl Config {
         if let Some(ngram) = &self.ngram {
             Ngram::<B>::expect(check, ngram, s);
         }
+        check.no_blocks_from("qwen4exp.block_count", self.n_block);
     }
 }

@@ -5,12 +5,14 @@
 //! `rows`). Memory: none of its own.
 //! Invariant: whatever happens, every operation handed over comes back with its buffer.
 
+pub(crate) mod direct;
 pub mod fault;
 pub(crate) mod platform;
 mod pread;
 
 use crate::{Error, Result, SlotBuf};
 
+pub use direct::{DirectFile, ReadMode};
 pub use pread::{PreadBackend, ReadAt};
 
 /// One range of a file and where in the buffer it lands.

@@ -1,0 +1,223 @@
+//! `Error`: everything that can go wrong in this crate, with the facts.
+//!
+//! Owns the messages. Owns no state.
+
+use std::path::PathBuf;
+use std::{fmt, io};
+
+/// `Result` with this crate's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What went wrong.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The system failed an operation on a file.
+    #[error("cannot {action} {}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// A text is not the JSON that it should be.
+    #[error("{what} is not usable JSON")]
+    Json {
+        /// What the text should hold.
+        what: &'static str,
+        /// Where and why.
+        source: serde_json::Error,
+    },
+    /// A file of another kind.
+    #[error("format is {found:?}, expected {expected:?}")]
+    UnknownFormat {
+        /// The name of the format.
+        expected: &'static str,
+        /// The name in the file.
+        found: String,
+    },
+    /// A version of a format that this reader does not know.
+    #[error("version of {format} is {found}, expected {expected}")]
+    UnknownVersion {
+        /// The format.
+        format: &'static str,
+        /// The version known.
+        expected: u32,
+        /// The version in the file.
+        found: u32,
+    },
+    /// A figure that cannot be what it should be.
+    #[error("{field}{} is {found}, expected {expected}", Entry(*index))]
+    OutOfRange {
+        /// The figure.
+        field: &'static str,
+        /// Its place where there are several, from zero.
+        index: Option<usize>,
+        /// Its value.
+        found: f64,
+        /// What it should be.
+        expected: &'static str,
+    },
+    /// A text that is no printed number.
+    #[error("{found:?} is not a decimal number above zero such as 32.1")]
+    NotPrinted {
+        /// The text.
+        found: String,
+    },
+    /// Two lists that belong together differ in length, or a list is too short.
+    #[error("{what}: {found} given, expected {expected}")]
+    WrongCount {
+        /// What is counted.
+        what: &'static str,
+        /// How many there should be.
+        expected: usize,
+        /// How many there are.
+        found: usize,
+    },
+    /// Rows that do not differ in what the constants depend on.
+    #[error("{n_rows} rows determine fewer than {n_constants} constants")]
+    Underdetermined {
+        /// Rows given.
+        n_rows: usize,
+        /// Constants sought.
+        n_constants: usize,
+    },
+    /// The least squares fit has a constant that no machine can have.
+    #[error("the best fit has {first_name} {first} and {second_name} {second}, not both positive")]
+    Unphysical {
+        /// The first constant.
+        first_name: &'static str,
+        /// Its value.
+        first: f64,
+        /// The second constant.
+        second_name: &'static str,
+        /// Its value.
+        second: f64,
+    },
+    /// An id that the model does not have.
+    #[error("{what} {found} of {limit}")]
+    NoSuch {
+        /// Layer, expert, token.
+        what: &'static str,
+        /// The id.
+        found: u64,
+        /// Ids there are.
+        limit: u64,
+    },
+    /// A token of a chunk that was left before.
+    #[error("token {token} lies before the current chunk; chunks must not descend")]
+    ChunkIsPast {
+        /// The token.
+        token: u64,
+    },
+    /// A size exceeds what can be counted.
+    #[error("size of {what} exceeds 64 bits")]
+    TooLarge {
+        /// What has the size.
+        what: &'static str,
+    },
+    /// The constants of the host lack what a prediction needs.
+    #[error("the host's constants hold no {what}, which {needed_for} needs")]
+    MissingConstant {
+        /// The constant.
+        what: &'static str,
+        /// What cannot be predicted without it.
+        needed_for: &'static str,
+    },
+    /// A candidate lacks what the bar, or the comparison with the others, needs.
+    #[error("candidate {name:?} has no {field}, which {needed_for} needs")]
+    MissingFigure {
+        /// The candidate.
+        name: String,
+        /// The figure.
+        field: &'static str,
+        /// What needs it.
+        needed_for: &'static str,
+    },
+    /// A candidate's figure that cannot be what it should be.
+    #[error("{field} of candidate {name:?} is {found}, expected {expected}")]
+    BadCandidate {
+        /// The candidate.
+        name: String,
+        /// The figure.
+        field: &'static str,
+        /// Its value.
+        found: f64,
+        /// What it should be.
+        expected: &'static str,
+    },
+    /// Two candidates of one name: a report could not tell them apart.
+    #[error("two candidates are named {name:?}")]
+    DuplicateCandidate {
+        /// The name.
+        name: String,
+    },
+    /// A plot without a finite point in one of its panels.
+    #[error("the plot {title:?} has a panel without a finite point")]
+    EmptyPlot {
+        /// Title of the plot.
+        title: String,
+    },
+    /// A plot could not be drawn.
+    #[error("cannot draw the plot {title:?}")]
+    Plot {
+        /// Title of the plot.
+        title: String,
+        /// The plotting library's reason.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+/// Which entry of a list, in a message.
+struct Entry(Option<usize>);
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(index) => write!(f, " of entry {index}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// `value` if it is finite and above zero.
+pub(crate) fn positive(field: &'static str, index: Option<usize>, value: f64) -> Result<f64> {
+    check(field, index, value, value > 0.0, "a finite number above 0")
+}
+
+/// `value` if it is finite and not below zero.
+pub(crate) fn not_negative(field: &'static str, index: Option<usize>, value: f64) -> Result<f64> {
+    check(
+        field,
+        index,
+        value,
+        value >= 0.0,
+        "a finite number of at least 0",
+    )
+}
+
+/// `value` if it lies in 0..=1.
+pub(crate) fn share(field: &'static str, index: Option<usize>, value: f64) -> Result<f64> {
+    let holds = (0.0..=1.0).contains(&value);
+    check(field, index, value, holds, "a number from 0 to 1")
+}
+
+fn check(
+    field: &'static str,
+    index: Option<usize>,
+    found: f64,
+    holds: bool,
+    expected: &'static str,
+) -> Result<f64> {
+    if holds && found.is_finite() {
+        return Ok(found);
+    }
+    Err(Error::OutOfRange {
+        field,
+        index,
+        found,
+        expected,
+    })
+}

@@ -1,0 +1,13 @@
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+pub mod choose;
+mod error;
+mod gemm;
+mod host;
+pub mod latency;
+pub mod plot;
+
+pub use error::{Error, Result};
+pub use gemm::{BUCKET, GEMM_SIZE, MatrixProduct, SAG_BUCKETS, Sustained, sag};
+pub use host::{DrivePoint, Gemm, HOST_FORMAT, HOST_VERSION, HostConstants, MAX_FILE_BYTES};

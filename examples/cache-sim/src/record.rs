@@ -1,0 +1,208 @@
+//! `record`: runs a model over texts and writes what its routers chose.
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use serde_json::json;
+use thalweg::{Observer, Routing, Text};
+use thalweg_examples_common::{ModelArgs, PrefillBar};
+use thalweg_runtime::{FingerprintDepth, ModelSpec, TraceLogits, TraceRecorder, fingerprint};
+
+/// A line that separates documents.
+const SEPARATOR: &str = "<|endoftext|>";
+
+/// Run a model over texts and write a routing trace.
+///
+/// Each document is a sequence of its own, taken in as a prompt; what is longer than the context is
+/// cut. The trace is the same for every budget, chunk and policy. Markers such as <|im_start|> in
+/// the texts are parsed, so use trusted texts.
+#[derive(Debug, Args)]
+pub(crate) struct RecordArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// Text files; documents are separated by a line "<|endoftext|>", the domain is the file's name
+    /// up to the first dot
+    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+    text: Vec<PathBuf>,
+
+    /// Trace to write
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+
+    /// Most tokens of the trace, an equal share for each text [default: all]
+    #[arg(long, value_name = "N")]
+    max_tokens: Option<usize>,
+
+    /// Tokens of context: longer documents are cut
+    #[arg(long, value_name = "TOKENS", default_value_t = 2048)]
+    ctx: usize,
+
+    /// What is kept of the router's logits: none, f16, f32 or top:M
+    #[arg(long, value_name = "KIND", default_value = "f16", value_parser = logits)]
+    logits: TraceLogits,
+}
+
+/// Writes the trace.
+pub(crate) fn run(args: &RecordArgs) -> Result<()> {
+    let start = Instant::now();
+    let file = args.model.file()?;
+    let name = file.path(0).and_then(Path::file_name).unwrap_or_default();
+    let name = name.to_string_lossy().into_owned();
+    let text = Text::from_file(&file)?;
+    let documents = documents(args, &text)?;
+    let total: usize = documents.iter().map(|d| d.tokens.len()).sum();
+    ensure!(total > 0, "the texts hold no tokens");
+
+    let mut engine = args.model.engine(file, args.ctx)?;
+    let mut session = engine.session()?;
+    let mark = fingerprint(engine.file(), FingerprintDepth::Ends)?;
+    let recorder = TraceRecorder::create(&args.out, engine.spec(), args.logits, mark)
+        .with_context(|| format!("cannot record to {}", args.out.display()))?;
+    let bar = PrefillBar::new("recording");
+    let mut watch = Watch {
+        recorder,
+        bar,
+        done: 0,
+        total,
+    };
+    watch
+        .recorder
+        .set_provenance(provenance(args, &name, engine.spec()));
+    for document in &documents {
+        engine.reset(&mut session)?;
+        let recorder = &mut watch.recorder;
+        recorder.start_document(document.domain, document.tokens.len());
+        recorder.feed(&document.tokens);
+        let ran = engine.prefill(&mut session, &document.tokens, &mut watch);
+        watch.recorder.end_document(session.tokens().len())?;
+        ran?;
+        watch.done += document.tokens.len();
+    }
+    watch.bar.update(total, total);
+    let bytes = watch.recorder.finish()?;
+    let seconds = start.elapsed().as_secs_f64();
+    println!(
+        "{}: {total} tokens in {} documents of {} domains, {bytes} bytes, {seconds:.1} s",
+        args.out.display(),
+        documents.len(),
+        domains(args).len(),
+    );
+    Ok(())
+}
+
+/// The recorder with a progress bar over all documents.
+struct Watch {
+    recorder: TraceRecorder,
+    bar: PrefillBar,
+    done: usize,
+    total: usize,
+}
+
+impl Observer for Watch {
+    fn on_progress(&mut self, done: usize, total: usize) -> ControlFlow<()> {
+        self.bar.update(self.done + done, self.total);
+        self.recorder.on_progress(done, total)
+    }
+
+    fn on_routes(&mut self, layer: usize, first_position: usize, routing: &Routing) {
+        self.recorder.on_routes(layer, first_position, routing);
+    }
+}
+
+struct Document {
+    domain: u32,
+    tokens: Vec<u32>,
+}
+
+/// The documents of all texts, cut to the context and to each text's share.
+fn documents(args: &RecordArgs, text: &Text) -> Result<Vec<Document>> {
+    let domains = domains(args);
+    let share = args.max_tokens.map(|n| n.div_ceil(args.text.len()));
+    let mut documents = Vec::new();
+    for path in &args.text {
+        let whole = fs::read_to_string(path)
+            .with_context(|| format!("cannot read the text {}", path.display()))?;
+        let domain = domains.iter().position(|d| *d == domain(path)).unwrap_or(0);
+        let mut left = share.unwrap_or(usize::MAX);
+        for part in split(&whole) {
+            let mut tokens = text.raw(part.trim());
+            tokens.truncate(args.ctx.min(left));
+            left -= tokens.len();
+            if !tokens.is_empty() {
+                let domain = u32::try_from(domain).context("too many domains")?;
+                documents.push(Document { domain, tokens });
+            }
+        }
+    }
+    Ok(documents)
+}
+
+fn split(text: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    for line in text.split_inclusive('\n') {
+        if line.trim_end() == SEPARATOR {
+            parts.push(String::new());
+        } else if let Some(part) = parts.last_mut() {
+            part.push_str(line);
+        }
+    }
+    parts
+}
+
+/// The names of all texts' domains, each once, in the order of the texts.
+fn domains(args: &RecordArgs) -> Vec<String> {
+    let mut domains = Vec::new();
+    for path in &args.text {
+        let name = domain(path);
+        if !domains.contains(&name) {
+            domains.push(name);
+        }
+    }
+    domains
+}
+
+fn domain(path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    name.split('.').next().unwrap_or_default().to_owned()
+}
+
+/// What the trace was made from, and what a replay wants to know beyond the header.
+fn provenance(args: &RecordArgs, model: &str, spec: &ModelSpec) -> String {
+    let bytes: Vec<u64> = spec
+        .experts
+        .iter()
+        .map(|e| e.parts.iter().map(|p| p.len_bytes).sum())
+        .collect();
+    let texts: Vec<_> = args
+        .text
+        .iter()
+        .map(|t| t.file_name().unwrap_or_default().to_string_lossy())
+        .collect();
+    json!({
+        "format": "routing-trace",
+        "model": model,
+        "architecture": spec.architecture,
+        "domains": domains(args),
+        "texts": texts,
+        "n_ctx": args.ctx,
+        "expert_bytes": bytes,
+    })
+    .to_string()
+}
+
+fn logits(text: &str) -> Result<TraceLogits> {
+    Ok(match text {
+        "none" => TraceLogits::None,
+        "f16" => TraceLogits::FullF16,
+        "f32" => TraceLogits::FullF32,
+        _ => match text.strip_prefix("top:").map(str::parse) {
+            Some(Ok(m)) => TraceLogits::Top { m },
+            _ => bail!("expected none, f16, f32 or top:M, found {text:?}"),
+        },
+    })
+}

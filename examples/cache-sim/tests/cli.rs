@@ -1,0 +1,255 @@
+//! The binary from end to end on the embedded model, and what it says to bad input.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn run(args: &[&str], folder: &Path) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_cache-sim"))
+        .args(args)
+        .current_dir(folder)
+        .output()
+        .expect("the binary runs")
+}
+
+fn ok(args: &[&str], folder: &Path) -> String {
+    let output = run(args, folder);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {errors}");
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+/// The message of a run that must fail, which must be one line and no panic.
+fn fails(args: &[&str], folder: &Path) -> String {
+    let output = run(args, folder);
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "{args:?} succeeded");
+    assert!(!errors.contains("panicked"), "{errors}");
+    errors
+}
+
+/// A folder with a trace `t.motr` of two domains, 96 tokens.
+fn recorded(logits: &str) -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().expect("writable");
+    let path = folder.path().to_path_buf();
+    let text = "The status bar shows the page number and the word count. ".repeat(20);
+    fs::write(
+        path.join("en.a.txt"),
+        format!("{text}\n<|endoftext|>\n{text}"),
+    )
+    .expect("written");
+    let code = "fn add(a: u32, b: u32) -> u32 { a + b }\n".repeat(30);
+    fs::write(path.join("code.a.txt"), code).expect("written");
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo.gguf");
+    let model = model.to_str().expect("UTF-8");
+    let args = [
+        "record",
+        "--model",
+        model,
+        "--text",
+        "en.a.txt",
+        "code.a.txt",
+        "--out",
+        "t.motr",
+        "--max-tokens",
+        "96",
+        "--ctx",
+        "32",
+        "--logits",
+        logits,
+    ];
+    let said = ok(&args, &path);
+    assert!(
+        said.contains("96 tokens in 4 documents of 2 domains"),
+        "{said}"
+    );
+    (folder, path)
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).expect("JSON")
+}
+
+#[test]
+fn record_replay_sweep_plot_and_choose_work_together() {
+    let (_folder, path) = recorded("f32");
+    let replay = |more: &[&str]| {
+        let args = [
+            &["replay", "--trace", "t.motr", "--json", "--slots", "12"],
+            more,
+        ]
+        .concat();
+        json(&ok(&args, &path))
+    };
+    let open = replay(&["--policy", "lru"]);
+    assert_eq!(open["n_tokens"], 96);
+    assert_eq!(open["rank_conflicts"], 0);
+    assert_eq!(open["n_picks"], 96 * 12 * 6);
+    assert_eq!(open["agreement"], 1.0);
+    let names: Vec<_> = open["domains"].as_array().expect("two").iter().collect();
+    assert_eq!(
+        (&names[0]["name"], &names[1]["name"]),
+        (&"en".into(), &"code".into())
+    );
+    let misses = |report: &Value| report["n_misses"].as_u64().expect("a count");
+    assert_eq!(misses(&open), names.iter().map(|d| misses(d)).sum::<u64>());
+    // All experts of the embedded model have one size.
+    let bytes = open["bytes_per_token"]
+        .as_f64()
+        .expect("the trace notes sizes");
+    let per_miss = bytes / open["misses_per_token"].as_f64().expect("a figure");
+    assert!((per_miss - 23_296.0).abs() < 1e-6, "{per_miss}");
+    // A bias of nothing is the open loop; more bias misses less and costs more.
+    assert_eq!(misses(&replay(&["--moce", "rel:0"])), misses(&open));
+    let biased = replay(&["--moce", "rel:0.2", "--protect", "1"]);
+    assert!(misses(&biased) < misses(&open));
+    assert!(biased["routing_kl"].as_f64() > Some(0.0));
+    let bound = replay(&["--policy", "belady_min"]);
+    assert!(misses(&bound) < misses(&open));
+    let global = replay(&["--scope", "global"]);
+    assert_ne!(misses(&global), misses(&open));
+    let text = ok(&["replay", "--trace", "t.motr", "--slots", "12"], &path);
+    assert!(text.lines().any(|line| line.starts_with("code")), "{text}");
+
+    let sweep = |out: &str| {
+        let said = ok(
+            &["sweep", "--trace", "t.motr", "--out", out, "--csv", "s.csv"],
+            &path,
+        );
+        assert!(said.contains("240 configurations"), "{said}");
+        fs::read_to_string(path.join(out)).expect("written")
+    };
+    let lines = sweep("s.jsonl");
+    assert_eq!(
+        lines,
+        sweep("again.jsonl"),
+        "the same lines in the same order"
+    );
+    let rows: Vec<Value> = lines.lines().map(json).collect();
+    let settings = |row: &Value| format!("{} {} {}", row["map"], row["policy"], row["lambda"]);
+    let mut distinct: Vec<String> = rows.iter().map(settings).collect();
+    distinct.sort();
+    distinct.dedup();
+    assert_eq!((rows.len(), distinct.len()), (240, 240));
+    for row in &rows {
+        assert!(
+            row["lambda"].is_f64() && row["protect_top_j"].is_u64(),
+            "{row}"
+        );
+        let exact = row["lambda"] == 0.0;
+        assert_eq!(row["routing_kl"] == 0.0, exact, "{}", settings(row));
+        assert!(row["n_misses"].as_u64() >= row["n_compulsory"].as_u64());
+        assert_eq!(row["map_routing_kl"] == 0.0, row["map"] == "all");
+    }
+    let csv = fs::read_to_string(path.join("s.csv")).expect("written");
+    assert_eq!(csv.lines().count(), 241);
+
+    ok(
+        &[
+            "plot", "--in", "s.jsonl", "--trace", "t.motr", "--out", "plots",
+        ],
+        &path,
+    );
+    for name in ["misses", "misses_by_map", "tokens_per_s", "hit_rate"] {
+        let svg = path.join("plots").join(name).with_extension("svg");
+        let svg = fs::read_to_string(svg).expect("drawn");
+        assert!(
+            svg.starts_with("<svg") && svg.contains("polyline"),
+            "{name}"
+        );
+    }
+
+    let host = r#"{"format": "thalweg-host", "version": 1, "decode_floor_ms": 12.0, "drive":
+        [{"threads": 1, "queue_depth": 1, "block_bytes": 65536, "gb_per_s": 0.5}]}"#;
+    fs::write(path.join("h.json"), host).expect("written");
+    let choose = |more: &[&str]| {
+        let args = ["choose", "--trace", "t.motr", "--host", "h.json", "--json"];
+        json(&ok(&[&args, more].concat(), &path))
+    };
+    let choice = choose(&["--bar", "20"]);
+    assert_eq!(choice["bar_is_met"], true);
+    assert_eq!(choice["ranked"].as_array().map(Vec::len), Some(5 * 4 * 4));
+    let turn = choose(&["--turn-seconds", "0.001", "--prompt", "64", "--reply", "10"]);
+    assert_eq!(turn["bar_is_met"], false);
+    let table = ok(
+        &[
+            "choose", "--trace", "t.motr", "--host", "h.json", "--bar", "20",
+        ],
+        &path,
+    );
+    assert!(table.contains("least costly"), "{table}");
+}
+
+#[test]
+fn bad_input_is_named() {
+    let (_folder, path) = recorded("top:8");
+    let says = |args: &[&str], what: &[&str]| {
+        let errors = fails(args, &path);
+        for what in what {
+            assert!(
+                errors.contains(what),
+                "{args:?} does not say {what}: {errors}"
+            );
+        }
+    };
+    let replay = ["replay", "--trace", "t.motr", "--slots"];
+    let with = |more: &[&'static str]| [&replay[..], more].concat();
+    says(
+        &with(&["12", "--policy", "mru"]),
+        &["mru", "sieve", "belady_min"],
+    );
+    says(&with(&["5"]), &["5 slots", "6..=64"]);
+    says(&with(&["65"]), &["65 slots"]);
+    says(&with(&["12", "--moce", "rel:3"]), &["rel:3"]);
+    says(&with(&["12", "--skip", "96"]), &["96 tokens"]);
+    // Two experts beyond a choice of six do not decide a strong bias.
+    says(&with(&["12", "--moce", "rel:0.9"]), &["bias"]);
+    says(
+        &["sweep", "--trace", "t.motr", "--out", "s.jsonl"],
+        &["top 8 logits"],
+    );
+    assert!(!path.join("s.jsonl").exists());
+
+    let whole = fs::read(path.join("t.motr")).expect("recorded");
+    fs::write(path.join("cut.motr"), &whole[..whole.len() - 9]).expect("written");
+    says(
+        &["replay", "--trace", "cut.motr", "--slots", "9"],
+        &["cut.motr", "bytes"],
+    );
+    let mut flipped = whole;
+    let middle = flipped.len() / 2;
+    flipped[middle] ^= 4;
+    fs::write(path.join("bad.motr"), flipped).expect("written");
+    says(
+        &["replay", "--trace", "bad.motr", "--slots", "9"],
+        &["bad.motr", "checksum"],
+    );
+    says(
+        &["replay", "--trace", "none.motr", "--slots", "9"],
+        &["none.motr"],
+    );
+
+    fs::write(path.join("s.jsonl"), "{\"map\": 3}\n").expect("written");
+    says(
+        &["plot", "--in", "s.jsonl", "--out", "plots"],
+        &["s.jsonl, line 1"],
+    );
+    fs::write(path.join("s.jsonl"), "").expect("written");
+    says(&["plot", "--in", "s.jsonl", "--out", "plots"], &["empty"]);
+    let host = [
+        "choose", "--trace", "t.motr", "--host", "h.json", "--bar", "20",
+    ];
+    says(&host, &["h.json"]);
+    says(
+        &["record", "--text", "none.txt", "--out", "o.motr"],
+        &["none.txt"],
+    );
+    let logits = [
+        "record", "--text", "en.a.txt", "--out", "o.motr", "--logits",
+    ];
+    says(&[&logits[..], &["half"]].concat(), &["half", "top:M"]);
+    says(&[&logits[..], &["top:3"]].concat(), &["o.motr"]);
+    assert!(!path.join("o.motr").exists());
+}

@@ -1,0 +1,72 @@
+//! The figures for a person, and rows as points of a host's constants.
+
+use std::io::{self, Write};
+
+use thalweg_eval::{DrivePoint, HostConstants, Sustained};
+use thalweg_store::probe::Row;
+
+use crate::drive::Curve;
+
+/// A row as the latency model reads it: every thread keeps one read under way.
+pub(crate) fn point(row: &Row) -> DrivePoint {
+    let n_threads = u32::try_from(row.n_threads.get()).unwrap_or(u32::MAX);
+    DrivePoint {
+        cached: row.is_cached(),
+        physical_ratio: row.physical_ratio(),
+        ..DrivePoint::new(n_threads, 1, row.block_bytes.get() as u64, row.gb_per_s())
+    }
+}
+
+pub(crate) fn print(
+    host: &HostConstants,
+    curve: Option<&Curve>,
+    products: Option<&Sustained>,
+) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    for (name, value) in &host.facts {
+        writeln!(out, "{name:<16} {value}")?;
+    }
+    if let Some(curve) = curve {
+        let gib = curve.size_bytes as f64 / f64::from(1 << 30);
+        writeln!(
+            out,
+            "\ndrive: {} reads of a file of {gib:.2} GiB",
+            curve.mode
+        )?;
+        let head = ["threads", "block", "GB/s", "MB read", "counted", "verdict"];
+        let [threads, block, rate, read, counted, verdict] = head;
+        writeln!(
+            out,
+            "{threads:>7} {block:>9} {rate:>7} {read:>8} {counted:>8}  {verdict}"
+        )?;
+        for row in &curve.rows {
+            let ratio = row.physical_ratio();
+            writeln!(
+                out,
+                "{:>7} {:>9} {:>7.3} {:>8.1} {:>8}  {}{}",
+                row.n_threads,
+                row.block_bytes,
+                row.gb_per_s(),
+                row.bytes as f64 / 1e6,
+                ratio.map_or_else(|| "n/a".to_owned(), |ratio| format!("{ratio:.4}")),
+                if row.is_cached() {
+                    "cached"
+                } else {
+                    "physical"
+                },
+                if row.fresh { "" } else { ", read again" },
+            )?;
+        }
+    }
+    if let Some(run) = products {
+        let sag = run.sag();
+        writeln!(
+            out,
+            "\ngemm: {:.2} GFLOP/s over {} s, sag {}",
+            run.flops_per_s / 1e9,
+            run.bucket_flops_per_s.len(),
+            sag.map_or_else(|| "n/a".to_owned(), |sag| format!("{:.2} %", 100.0 * sag)),
+        )?;
+    }
+    Ok(())
+}

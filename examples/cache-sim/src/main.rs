@@ -11,6 +11,7 @@ mod record;
 mod replay;
 mod report;
 mod sweep;
+mod synth;
 
 /// Record routing traces, replay them against cache policies, and choose a configuration.
 #[derive(Debug, Parser)]
@@ -32,6 +33,7 @@ enum Command {
     Sweep(sweep::SweepArgs),
     Plot(plot::PlotArgs),
     Choose(choose::ChooseArgs),
+    Synth(synth::SynthArgs),
 }
 
 fn main() -> ExitCode {
@@ -41,6 +43,7 @@ fn main() -> ExitCode {
         Command::Sweep(args) => sweep::run(&args),
         Command::Plot(args) => plot::run(&args),
         Command::Choose(args) => choose::run(&args),
+        Command::Synth(args) => synth::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

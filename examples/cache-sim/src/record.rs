@@ -195,7 +195,8 @@ fn provenance(args: &RecordArgs, model: &str, spec: &ModelSpec) -> String {
     .to_string()
 }
 
-fn logits(text: &str) -> Result<TraceLogits> {
+/// Reads what is to be kept of logits.
+pub(crate) fn logits(text: &str) -> Result<TraceLogits> {
     Ok(match text {
         "none" => TraceLogits::None,
         "f16" => TraceLogits::FullF16,

@@ -30,7 +30,7 @@ fn fails(args: &[&str], folder: &Path) -> String {
     errors
 }
 
-/// A folder with a trace `t.motr` of two domains, 96 tokens.
+/// A folder with a trace `t.motr` of two domains, 80 tokens.
 fn recorded(logits: &str) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().expect("writable");
     let path = folder.path().to_path_buf();
@@ -62,7 +62,7 @@ fn recorded(logits: &str) -> (tempfile::TempDir, PathBuf) {
     ];
     let said = ok(&args, &path);
     assert!(
-        said.contains("96 tokens in 4 documents of 2 domains"),
+        said.contains("80 tokens in 3 documents of 2 domains"),
         "{said}"
     );
     (folder, path)
@@ -84,9 +84,9 @@ fn record_replay_sweep_plot_and_choose_work_together() {
         json(&ok(&args, &path))
     };
     let open = replay(&["--policy", "lru"]);
-    assert_eq!(open["n_tokens"], 96);
+    assert_eq!(open["n_tokens"], 80);
     assert_eq!(open["rank_conflicts"], 0);
-    assert_eq!(open["n_picks"], 96 * 12 * 6);
+    assert_eq!(open["n_picks"], 80 * 12 * 6);
     assert_eq!(open["agreement"], 1.0);
     let names: Vec<_> = open["domains"].as_array().expect("two").iter().collect();
     assert_eq!(
@@ -161,7 +161,8 @@ fn record_replay_sweep_plot_and_choose_work_together() {
         );
     }
 
-    let host = r#"{"format": "thalweg-host", "version": 1, "decode_floor_ms": 12.0, "drive":
+    let host = r#"{"format": "thalweg-host", "version": 1, "decode_floor_ms": 12.0,
+        "prefill_ceiling_tokens_per_s": 356.0, "drive":
         [{"threads": 1, "queue_depth": 1, "block_bytes": 65536, "gb_per_s": 0.5}]}"#;
     fs::write(path.join("h.json"), host).expect("written");
     let choose = |more: &[&str]| {
@@ -180,6 +181,33 @@ fn record_replay_sweep_plot_and_choose_work_together() {
         &path,
     );
     assert!(table.contains("least costly"), "{table}");
+}
+
+#[test]
+fn a_synthetic_trace_of_a_large_shape_can_be_replayed() {
+    let folder = tempfile::tempdir().expect("writable");
+    let synth = [
+        "synth",
+        "--tokens",
+        "20",
+        "--layers",
+        "3",
+        "--out",
+        "s.motr",
+        "--persistence",
+    ];
+    let misses = |persistence: &str| {
+        ok(&[&synth[..], &[persistence]].concat(), folder.path());
+        let replay = ["replay", "--trace", "s.motr", "--slots", "113", "--json"];
+        let report = json(&ok(&replay, folder.path()));
+        assert_eq!(
+            (&report["n_expert"], &report["k"]),
+            (&512.into(), &10.into())
+        );
+        report["n_misses"].as_u64().expect("a count")
+    };
+    assert!(misses("0.95") < misses("0"));
+    assert!(fails(&[&synth[..], &["1"]].concat(), folder.path()).contains("persistence"));
 }
 
 #[test]
@@ -203,7 +231,7 @@ fn bad_input_is_named() {
     says(&with(&["5"]), &["5 slots", "6..=64"]);
     says(&with(&["65"]), &["65 slots"]);
     says(&with(&["12", "--moce", "rel:3"]), &["rel:3"]);
-    says(&with(&["12", "--skip", "96"]), &["96 tokens"]);
+    says(&with(&["12", "--skip", "80"]), &["80 tokens"]);
     // Two experts beyond a choice of six do not decide a strong bias.
     says(&with(&["12", "--moce", "rel:0.9"]), &["bias"]);
     says(

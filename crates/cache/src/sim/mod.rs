@@ -10,6 +10,7 @@ mod config;
 mod keep;
 mod report;
 mod simulator;
+mod synthetic;
 mod usage;
 
 pub use self::closed::{Restriction, restrict, route, route_observed};
@@ -17,6 +18,7 @@ pub use self::config::{Document, KeyBytes, Scope, SimConfig};
 pub use self::keep::KeepMap;
 pub use self::report::{Counts, Report, RouteCounts, RoutedReport};
 pub use self::simulator::{BuildPolicy, Simulator};
+pub use self::synthetic::{Synthetic, SyntheticConfig};
 pub use self::usage::{Score, Usage};
 use crate::{AccessLog, Error};
 

@@ -56,7 +56,8 @@ impl Text {
     }
 
     /// As [`chat`](Self::chat), for a conversation whose last reply was generated: `prompt` and
-    /// `reply` are the tokens of that turn, and `messages` goes on from it.
+    /// `reply` are the tokens of that turn (empty before the first), and `messages` ends with the reply
+    /// as text and one new message.
     ///
     /// Text that is encoded again may split into other tokens than were generated, and a session
     /// could then reuse nothing. So the generated tokens stay, and only what follows the reply's
@@ -66,11 +67,25 @@ impl Text {
     /// As [`chat`](Self::chat).
     pub fn chat_on(&self, messages: &[Message], prompt: &[u32], reply: &[u32]) -> Result<Vec<u32>> {
         let whole = self.chat(messages)?;
+        let n_before = messages.len().saturating_sub(2);
+        if prompt.is_empty() || n_before == 0 {
+            // The first turn: there is no reply to keep.
+            return Ok(whole);
+        }
+        // Messages cannot hold end markers, so the reply's own is the one behind all those of the
+        // conversation before it.
         let ends = self.tokenizer.eos_ids();
-        let rest = whole.strip_prefix(prompt).and_then(|rest| {
-            let end = rest.iter().position(|token| ends.contains(token))?;
-            Some(&rest[end..])
-        });
+        let is_end = |token: &&u32| ends.contains(token);
+        let n_ends = self
+            .chat(&messages[..n_before])?
+            .iter()
+            .filter(is_end)
+            .count();
+        let mut found = whole
+            .iter()
+            .enumerate()
+            .filter(|(_, token)| ends.contains(token));
+        let rest = found.nth(n_ends).map(|(at, _)| &whole[at..]);
         Ok(match rest {
             Some(rest) => [prompt, reply, rest].concat(),
             None => whole,

@@ -82,10 +82,20 @@ impl Lists {
 
     /// Puts the key at the newest end, taking it out of wherever it was.
     pub(crate) fn push_back(&mut self, list: u16, key: Key) {
-        if key.index() >= self.links.len() {
+        let Some(&from) = self.of.get(key.index()) else {
             return;
+        };
+        // The common case, a key that moves within its list, keeps mark and length.
+        if from == list {
+            if self.ends[usize::from(list)].back == key.id() {
+                return;
+            }
+            self.unlink(list, key);
+        } else {
+            self.remove(key);
+            self.of[key.index()] = list;
+            self.ends[usize::from(list)].len += 1;
         }
-        self.remove(key);
         let ends = &mut self.ends[usize::from(list)];
         let id = key.id();
         self.links[key.index()] = Link {
@@ -97,13 +107,19 @@ impl Lists {
             None => ends.front = id,
         }
         ends.back = id;
-        ends.len += 1;
-        self.of[key.index()] = list;
     }
 
     /// Takes the key out; returns the list it was in.
     pub(crate) fn remove(&mut self, key: Key) -> Option<u16> {
         let list = self.list_of(key)?;
+        self.unlink(list, key);
+        self.ends[usize::from(list)].len -= 1;
+        self.of[key.index()] = NONE;
+        Some(list)
+    }
+
+    /// Joins the neighbors of a key of `list`; its own link, its mark and the length stay.
+    fn unlink(&mut self, list: u16, key: Key) {
         let Link { prev, next } = self.links[key.index()];
         let ends = &mut self.ends[usize::from(list)];
         match some(prev) {
@@ -114,9 +130,6 @@ impl Lists {
             Some(next) => self.links[next.index()].prev = prev,
             None => ends.back = prev,
         }
-        ends.len -= 1;
-        self.of[key.index()] = NONE;
-        Some(list)
     }
 
     pub(crate) fn pop_front(&mut self, list: u16) -> Option<Key> {

@@ -93,6 +93,9 @@ pub enum Error {
         /// Operations still missing.
         n_lost: usize,
     },
+    /// A read was given up before it began.
+    #[error("the read was given up before it began")]
+    Cancelled,
     /// The buffer of a slot is still with the read backend, after [`Error::OperationsLost`].
     #[error("the buffer of arena slot {slot} has not come back from the read backend")]
     SlotLost {

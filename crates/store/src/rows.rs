@@ -16,7 +16,7 @@ use crate::block_cache::{BLOCK_BYTES, BlockCache};
 use crate::error::Extent;
 use crate::io::run_all;
 use crate::{
-    AlignedBuf, Error, FileSet, PreadBackend, ReadBackend, ReadDone, ReadOp, Result, Segment,
+    AlignedBuf, Error, FileSet, PreadBackend, ReadBackend, Priority, ReadDone, ReadOp, Result, Segment,
     SlotBuf,
 };
 
@@ -375,6 +375,7 @@ impl RowTable {
             // The file's last block may be short. At most a run, so it fits in usize.
             let len = whole.min(len_bytes - begin) as usize;
             ops.push(ReadOp {
+                priority: Priority::Demand,
                 id: id as u64,
                 segments: vec![Segment {
                     file: self.file,

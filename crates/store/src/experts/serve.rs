@@ -14,7 +14,7 @@ use super::lease::Leased;
 use super::{ExpertAccess, ExpertStore, LayerCache, key};
 use crate::arena::POISON;
 use crate::io::run_all;
-use crate::{Arena, Error, ReadDone, ReadOp, Result};
+use crate::{Arena, Error, Priority, ReadDone, ReadOp, Result};
 
 /// Reused by every acquire.
 #[derive(Default)]
@@ -168,6 +168,7 @@ impl ExpertStore {
             let mut buf = self.arena.take(load.place).ok_or_else(lost)?;
             poison(&mut buf);
             ops.push(ReadOp {
+                priority: Priority::Demand,
                 id: load.place as u64,
                 segments,
                 buf,

@@ -28,11 +28,23 @@ pub struct Segment {
     pub dst_bytes: usize,
 }
 
+/// Who waits for a read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[expect(clippy::exhaustive_enums, reason = "backends tell these two apart")]
+pub enum Priority {
+    /// Somebody waits for it now.
+    Demand,
+    /// A guess: to be begun only while no demand is waiting to be begun.
+    Readahead,
+}
+
 /// A read: some ranges into one buffer, which the operation owns while it is under way.
 #[derive(Debug)]
 pub struct ReadOp {
     /// The submitter's number for it, unique among those under way.
     pub id: u64,
+    /// Who waits for it.
+    pub priority: Priority,
     /// What to read; served in order, but a backend may serve them at the same time.
     pub segments: Vec<Segment>,
     /// Where to.
@@ -75,6 +87,24 @@ pub trait ReadBackend: Send {
 
     /// Waits for something to be done and appends everything that is.
     fn wait(&mut self, done: &mut Vec<ReadDone>);
+
+    /// Appends what is done already, without waiting for more.
+    ///
+    /// A backend that reads only while somebody waits has nothing to give here.
+    fn poll(&mut self, done: &mut Vec<ReadDone>) {
+        let _ = done;
+    }
+
+    /// Makes a read-ahead that is under way a demand: somebody waits for it now.
+    fn promote(&mut self, id: u64) {
+        let _ = id;
+    }
+
+    /// Gives up an operation that has not been begun. It comes back like any other, with
+    /// [`Error::Cancelled`]; one that has been begun is finished and comes back as usual.
+    fn cancel(&mut self, id: u64) {
+        let _ = id;
+    }
 
     /// Operations under way: submitted and not yet returned.
     fn in_flight(&self) -> usize;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use thalweg_cache::PolicyKind;
 use thalweg_store::io::fault::{Fault, FaultBackend, FaultPlan, FaultReader};
 use thalweg_store::{
-    AlignedBuf, Error, ExpertStore, PreadBackend, ReadBackend, ReadDone, ReadOp, RowTable, Segment,
+    AlignedBuf, Error, ExpertStore, PreadBackend, ReadBackend, Priority, ReadDone, ReadOp, RowTable, Segment,
     SlotBuf,
 };
 
@@ -288,6 +288,7 @@ fn operations_come_back_with_their_buffers_whatever_they_ask() {
     for (id, (segment, _)) in (0..).zip(&cases) {
         backend
             .submit(ReadOp {
+                priority: Priority::Demand,
                 id,
                 segments: vec![*segment],
                 buf: buffer(128),

@@ -69,6 +69,22 @@ pub struct DrivePoint {
     /// Bytes that the device counted over bytes asked for, where a count is to be had.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub physical_ratio: Option<f64>,
+    /// What read: a backend of the store by name, or plain threads without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reader: Option<DriveReader>,
+}
+
+/// A way of reading that has a name of its own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum DriveReader {
+    /// One read at a time, through the page cache.
+    Pread,
+    /// Threads with a common queue.
+    Pool,
+    /// A ring of the Linux kernel.
+    Uring,
 }
 
 impl DrivePoint {
@@ -82,6 +98,7 @@ impl DrivePoint {
             gb_per_s,
             cached: false,
             physical_ratio: None,
+            reader: None,
         }
     }
 
@@ -190,7 +207,7 @@ impl HostConstants {
 
     /// Bandwidth over reads under way, from the points whose block size is nearest to
     /// `block_bytes` (by ratio; the smaller of two equally near). Of several points with the same
-    /// number of reads under way the median counts.
+    /// number of reads under way the median counts, whatever their readers.
     ///
     /// # Errors
     /// [`Error::MissingConstant`] when all points are cached or there are none; what
@@ -337,6 +354,17 @@ mod tests {
             serde_json::from_value::<HostConstants>(value).expect("own value"),
             host()
         );
+    }
+
+    #[test]
+    fn a_point_names_its_reader_or_none() {
+        let mut host = host();
+        assert!(!host.to_json().expect("in range").contains("reader"));
+        host.drive[1].reader = Some(DriveReader::Uring);
+        let text = host.to_json().expect("in range");
+        assert!(text.contains("\"reader\": \"uring\""), "{text}");
+        assert_eq!(HostConstants::from_json(&text).expect("own text"), host);
+        assert!(message(&text.replace("uring", "mmap")).contains("`mmap`"));
     }
 
     #[test]

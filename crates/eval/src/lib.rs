@@ -10,4 +10,6 @@ pub mod plot;
 
 pub use error::{Error, Result};
 pub use gemm::{BUCKET, GEMM_SIZE, MatrixProduct, SAG_BUCKETS, Sustained, sag};
-pub use host::{DrivePoint, Gemm, HOST_FORMAT, HOST_VERSION, HostConstants, MAX_FILE_BYTES};
+pub use host::{
+    DrivePoint, DriveReader, Gemm, HOST_FORMAT, HOST_VERSION, HostConstants, MAX_FILE_BYTES,
+};

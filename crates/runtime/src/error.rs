@@ -76,6 +76,15 @@ pub enum Error {
         /// Tokens of the prompt.
         total: usize,
     },
+    /// The machine ran out of memory to give; see [`Watchdog`](crate::Watchdog).
+    #[error("stopped by the watchdog: {reason}")]
+    Watchdog {
+        /// What it found.
+        reason: crate::TripReason,
+    },
+    /// There is no thread for the watchdog.
+    #[error("cannot start the watchdog's thread")]
+    WatchdogThread(#[source] std::io::Error),
     /// A session belongs to another engine.
     #[error("the session was made by another engine")]
     ForeignSession,

@@ -13,6 +13,7 @@ pub mod sample;
 mod session;
 mod stats;
 mod trace_record;
+mod watchdog;
 
 pub use budget::{MemoryPlan, parse_bytes};
 pub use engine::{Engine, EngineOptions};
@@ -23,6 +24,10 @@ pub use observe::{Observer, Silent};
 pub use session::Session;
 pub use stats::Stats;
 pub use trace_record::TraceRecorder;
+pub use watchdog::{
+    MemoryReader, MemoryReading, MemorySample, SystemMemory, TripReason, Watchdog, WatchdogOptions,
+    Watched,
+};
 // What a caller needs to name when it opens an engine.
 pub use thalweg_backend::{Backend, CpuBackend, CpuOptions, Routing};
 pub use thalweg_cache::{Bias, Moce, PolicyKind};

@@ -19,6 +19,11 @@ pub fn available_memory_bytes() -> Option<u64> {
             .filter_map(|f| group_available(Path::new(&f)))
             .min()
     });
+    smallest(system, group)
+}
+
+/// The smaller of what the system and a group leave; what is not known does not count.
+fn smallest(system: Option<u64>, group: Option<u64>) -> Option<u64> {
     match (system, group) {
         (Some(s), Some(g)) => Some(s.min(g)),
         (s, g) => s.or(g),
@@ -59,19 +64,28 @@ fn group_folders(text: &str) -> Vec<String> {
     folders
 }
 
-/// Limit less usage of one control group, version 2 or 1.
+/// Limit less usage of one control group, version 2 or 1. Pages of files that were not used lately
+/// are counted as usage, but make room at once, as they do in `MemAvailable`.
 fn group_available(folder: &Path) -> Option<u64> {
     let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
-    let (limit, used) = match read("memory.max") {
-        Some(limit) => (limit, read("memory.current")),
+    let (limit, used, cache) = match read("memory.max") {
+        Some(limit) => (limit, read("memory.current"), "inactive_file "),
         None => (
             read("memory.limit_in_bytes")?,
             read("memory.usage_in_bytes"),
+            "total_inactive_file ",
         ),
     };
     let limit = group_limit(&limit)?;
-    let used = used.and_then(|u| u.trim().parse().ok()).unwrap_or(0);
-    Some(limit.saturating_sub(used))
+    let used: u64 = used.and_then(|u| u.trim().parse().ok()).unwrap_or(0);
+    let cache = read("memory.stat").and_then(|t| stat_bytes(&t, cache));
+    Some(limit.saturating_sub(used.saturating_sub(cache.unwrap_or(0))))
+}
+
+/// A figure of `memory.stat`.
+fn stat_bytes(text: &str, name: &str) -> Option<u64> {
+    let value = text.lines().find_map(|l| l.strip_prefix(name))?;
+    value.trim().parse().ok()
 }
 
 /// A control group's limit; `None` where there is none ("max", or version 1's huge number).
@@ -99,6 +113,74 @@ mod tests {
         assert_eq!(group_limit("4294967296\n"), Some(4 << 30));
         assert_eq!(group_limit("9223372036854771712\n"), None);
         assert_eq!(group_limit(""), None);
+    }
+
+    #[test]
+    fn small_limits_and_odd_texts_are_taken_as_they_are() {
+        assert_eq!(group_limit("4096"), Some(4096));
+        assert_eq!(group_limit(" 1048576 \n"), Some(1 << 20));
+        // The largest number that still is a limit, and the smallest that no longer is.
+        assert_eq!(group_limit("4611686018427387903"), Some((1 << 62) - 1));
+        assert_eq!(group_limit("4611686018427387904"), None);
+        // A page below 2^63, as version 1 has it with pages of 64 KiB, and more than 64 bits.
+        assert_eq!(group_limit("9223372036854710272\n"), None);
+        assert_eq!(group_limit("18446744073709551616"), None);
+        for text in ["-1", "Max", "4G", "0x10", "1 2"] {
+            assert_eq!(group_limit(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_group_without_a_limit_leaves_the_system_to_say() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("memory.max"), "max\n").unwrap();
+        fs::write(dir.path().join("memory.current"), "400\n").unwrap();
+        assert_eq!(group_available(dir.path()), None);
+        assert_eq!(smallest(Some(1000), None), Some(1000));
+        assert_eq!(smallest(None, None), None);
+    }
+
+    #[test]
+    fn a_limit_of_zero_leaves_nothing_rather_than_everything() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("memory.max"), "0\n").unwrap();
+        assert_eq!(group_available(dir.path()), Some(0));
+        assert_eq!(smallest(Some(1000), Some(0)), Some(0));
+    }
+
+    #[test]
+    fn idle_pages_of_files_count_as_available() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+        write("memory.max", "1000\n");
+        write("memory.current", "900\n");
+        write(
+            "memory.stat",
+            "anon 100\nactive_file 200\ninactive_file 600\n",
+        );
+        assert_eq!(group_available(dir.path()), Some(700));
+        // The two are not read at one moment: never more than the limit.
+        write("memory.current", "500\n");
+        assert_eq!(group_available(dir.path()), Some(1000));
+        fs::remove_file(dir.path().join("memory.max")).unwrap();
+        write("memory.limit_in_bytes", "1000\n");
+        write("memory.usage_in_bytes", "900\n");
+        write("memory.stat", "inactive_file 1\ntotal_inactive_file 300\n");
+        assert_eq!(group_available(dir.path()), Some(400));
+    }
+
+    #[test]
+    fn version_1_has_files_of_other_names() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("memory.limit_in_bytes"), "33554432\n").unwrap();
+        fs::write(dir.path().join("memory.usage_in_bytes"), "1048576\n").unwrap();
+        assert_eq!(group_available(dir.path()), Some(31 << 20));
+        fs::write(
+            dir.path().join("memory.limit_in_bytes"),
+            "9223372036854771712\n",
+        )
+        .unwrap();
+        assert_eq!(group_available(dir.path()), None);
     }
 
     #[test]

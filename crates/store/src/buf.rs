@@ -1,6 +1,6 @@
 //! Page-aligned memory that is owned piece by piece.
 //!
-//! Owns the only unsafe code of this crate: one zeroed allocation (`AlignedBuf`) that can be cut
+//! Owns unsafe code of this crate (the ring of `io` has the rest): one zeroed allocation (`AlignedBuf`) that can be cut
 //! into pieces (`SlotBuf`), each of which owns its range alone and can move into a read operation
 //! and back. Does not own what the bytes mean. Memory: the length plus one alignment unit; pages
 //! are not touched before they are written, where the system's allocator maps zeroed pages lazily.
@@ -106,6 +106,58 @@ impl SlotBuf {
     #[must_use]
     pub fn offset_bytes(&self) -> usize {
         self.offset
+    }
+
+    /// Cuts the range in two: `self` keeps the bytes before `at`, the rest is returned. Beyond the
+    /// end there is nothing to return but an empty piece.
+    ///
+    /// ```
+    /// use thalweg_store::AlignedBuf;
+    /// let mut piece = AlignedBuf::zeroed(100)?.carve([100])?.remove(0);
+    /// let mut rest = piece.split_off(60);
+    /// rest[0] = 7; // on another thread, if need be
+    /// assert_eq!((piece.len(), rest.len()), (60, 40));
+    /// assert!(piece.join(rest).is_ok());
+    /// assert_eq!((piece.len(), piece[60]), (100, 7));
+    /// # Ok::<(), thalweg_store::Error>(())
+    /// ```
+    #[must_use]
+    pub fn split_off(&mut self, at: usize) -> Self {
+        let at = at.min(self.len);
+        // SAFETY: `at <= self.len`, so this is within the range or one past it.
+        let start = unsafe { self.start.add(at) };
+        let rest = Self {
+            start,
+            len: self.len - at,
+            offset: self.offset + at,
+            allocation: Arc::clone(&self.allocation),
+        };
+        // From here on the two ranges are disjoint (invariant 1); no reference is live meanwhile.
+        self.len = at;
+        rest
+    }
+
+    /// Takes in the piece that begins where this one ends.
+    ///
+    /// # Errors
+    /// Gives back a piece that is not the neighbor behind this one in the same allocation.
+    pub fn join(&mut self, next: Self) -> std::result::Result<(), Self> {
+        if !self.is_sibling(&next) || self.offset + self.len != next.offset {
+            return Err(next);
+        }
+        // `next` owned its range alone and is dropped here, so `self` may own both.
+        self.len += next.len;
+        Ok(())
+    }
+
+    /// Where the range begins, for a system call that writes while no reference exists.
+    #[cfg(all(target_os = "linux", feature = "io-uring"))]
+    #[expect(
+        clippy::needless_pass_by_ref_mut,
+        reason = "whoever asks means to write, so nobody else may look"
+    )]
+    pub(crate) const fn start(&mut self) -> NonNull<u8> {
+        self.start
     }
 
     /// Whether two pieces come from the same allocation.
@@ -263,6 +315,37 @@ mod tests {
         let back = writer.join().unwrap();
         assert!(back.iter().all(|b| *b == 9));
         assert!(pieces[0].iter().all(|b| *b == 8));
+    }
+
+    #[test]
+    fn halves_go_to_different_threads_and_join_only_as_neighbors() {
+        let buf = AlignedBuf::zeroed(3 * ALIGNMENT_BYTES).unwrap();
+        let mut pieces = buf.carve([2 * ALIGNMENT_BYTES, 100]).unwrap();
+        let other = pieces.pop().unwrap();
+        let mut first = pieces.pop().unwrap();
+        let mut second = first.split_off(ALIGNMENT_BYTES + 1);
+        let beyond = second.split_off(usize::MAX);
+        assert_eq!((second.len(), beyond.len()), (ALIGNMENT_BYTES - 1, 0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| first.fill(1));
+            scope.spawn(|| second.fill(2));
+        });
+        // A gap, the wrong order, another allocation.
+        let other = first.join(other).unwrap_err();
+        let mut first = second.join(first).unwrap_err();
+        let foreign = AlignedBuf::zeroed(1).unwrap().carve([1]).unwrap().remove(0);
+        assert!(second.join(foreign).is_err());
+        assert!(second.join(beyond).is_ok());
+        first.join(second).unwrap();
+        first.join(other).unwrap();
+        assert_eq!(first.len(), 2 * ALIGNMENT_BYTES + 100);
+        assert!(first[..=ALIGNMENT_BYTES].iter().all(|b| *b == 1));
+        assert!(
+            first[ALIGNMENT_BYTES + 1..2 * ALIGNMENT_BYTES]
+                .iter()
+                .all(|b| *b == 2)
+        );
+        assert!(first[2 * ALIGNMENT_BYTES..].iter().all(|b| *b == 0));
     }
 
     #[test]

@@ -6,6 +6,8 @@
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
+use crate::io::ReaderKind;
+
 /// `Result` with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -92,6 +94,35 @@ pub enum Error {
     OperationsLost {
         /// Operations still missing.
         n_lost: usize,
+    },
+    /// A pool without readers would never return an operation.
+    #[error("a pool needs at least one reader")]
+    NoReaders,
+    /// A reader panicked within a read; the others go on.
+    #[error("the reader panicked within a read at {offset_bytes} of {}", path.display())]
+    ReaderPanicked {
+        /// The file.
+        path: PathBuf,
+        /// Where the read began.
+        offset_bytes: u64,
+    },
+    /// io_uring does not work on this machine, or is not part of this build.
+    #[error("io_uring cannot be used here; read with another reader")]
+    RingUnsupported {
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The ring no longer takes reads.
+    #[error("io_uring failed; open the files again")]
+    RingFailed {
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// No reader has this name.
+    #[error("no reader is called {found:?}; known are {}", ReaderNames)]
+    UnknownReader {
+        /// The name.
+        found: String,
     },
     /// A read was given up before it began.
     #[error("the read was given up before it began")]
@@ -383,6 +414,18 @@ impl fmt::Display for OfPath<'_> {
     }
 }
 
+/// The readers that there are, in a message.
+struct ReaderNames;
+
+impl fmt::Display for ReaderNames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, kind) in ReaderKind::ALL.iter().enumerate() {
+            write!(f, "{}{kind}", if i == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
+}
+
 /// How a file is noticed to be another than the one opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -400,6 +443,8 @@ pub enum Change {
     },
     /// The time of the last modification differs.
     Modified,
+    /// The first bytes differ, although length and time do not.
+    Header,
 }
 
 impl fmt::Display for Change {
@@ -412,6 +457,7 @@ impl fmt::Display for Change {
                 found_bytes,
             } => write!(f, "it had {expected_bytes} bytes and has {found_bytes}"),
             Self::Modified => f.write_str("it was written to"),
+            Self::Header => f.write_str("its first bytes are others"),
         }
     }
 }

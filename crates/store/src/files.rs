@@ -1,10 +1,12 @@
 //! `FileSet`: the files that are read from, and whether they are still the ones that were opened.
 //!
-//! Owns the open handles (read-only) and what identified each file: length, modification time and,
-//! on unix, device and inode. Does not own reading loops (`io`) nor file formats. Not seen: a
-//! change in place that keeps length and time, as within one tick of the file system's clock.
-//! Invariants: 1. every file is a regular file; 2. handle and identity belong to the same file.
-//! Cost: a clone is a reference count; `verify` is two metadata calls and no read.
+//! Owns the open handles (read-only), a second one for direct reads where they work, and what
+//! identified each file: length, modification time, on unix device and inode, and a hash of the
+//! first 64 KiB. Does not own reading loops (`io`) nor file formats. Not seen: a change in place
+//! behind the header that keeps length and time, as within one tick of the file system's clock.
+//! Invariants: 1. every file is a regular file; 2. handles and identity belong to the same file;
+//! 3. a file is direct only after a direct read of it has worked. Cost: a clone is a reference
+//! count; `verify` is two metadata calls and no read.
 
 use std::fs::{self, File, Metadata};
 use std::io;
@@ -12,10 +14,28 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use crate::io::platform;
+use sha2::{Digest, Sha256};
+
+use crate::io::{ReadMode, direct, platform};
 use crate::{Change, Error, Result};
 
+/// Bytes at the start of a file that its hash covers: where formats keep their directory.
+const HEADER_BYTES: u64 = 64 << 10;
+
 /// Open files, numbered from zero. Clones share the handles.
+///
+/// ```
+/// use thalweg_store::FileSet;
+/// # let mut file = tempfile::NamedTempFile::new()?;
+/// # std::io::Write::write_all(&mut file, b"weights")?;
+/// # let path = file.path();
+/// let files = FileSet::open(&[path])?;
+/// if let Some(path) = files.first_buffered() {
+///     eprintln!("warning: direct reads do not work for {}", path.display());
+/// }
+/// files.verify_header(0)?; // once a run; `verify` is for every read
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct FileSet {
     files: Arc<[OpenFile]>,
@@ -25,7 +45,11 @@ pub struct FileSet {
 struct OpenFile {
     path: PathBuf,
     file: File,
+    /// The same file, read past the page cache.
+    direct: Option<File>,
     identity: Identity,
+    /// SHA-256 of the first [`HEADER_BYTES`].
+    header: [u8; 32],
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -38,16 +62,52 @@ struct Identity {
 }
 
 impl FileSet {
-    /// Opens the files for reading.
+    /// Opens the files for reading, each also for direct reads where they work.
     ///
     /// # Errors
-    /// [`Error::Open`], [`Error::NotAFile`].
+    /// [`Error::Open`], [`Error::NotAFile`]; [`Error::Read`] for a header that cannot be read;
+    /// [`Error::OutOfMemory`] for the block that is read to see whether direct reads work.
+    ///
+    /// # Cost
+    /// Two reads a file.
+    ///
+    /// # Platform
+    /// Direct on Linux, and on macOS, where it has not been tested.
     pub fn open<P: AsRef<Path>>(paths: &[P]) -> Result<Self> {
+        Self::open_with(paths, true)
+    }
+
+    /// Opens the files for reads through the page cache alone: for a machine that has memory to
+    /// spare for what was read before.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_buffered<P: AsRef<Path>>(paths: &[P]) -> Result<Self> {
+        Self::open_with(paths, false)
+    }
+
+    fn open_with<P: AsRef<Path>>(paths: &[P], direct: bool) -> Result<Self> {
         let files: Result<_> = paths
             .iter()
-            .map(|path| OpenFile::open(path.as_ref()))
+            .map(|path| OpenFile::open(path.as_ref(), direct))
             .collect();
         Ok(Self { files: files? })
+    }
+
+    /// How a backend that can read directly reads a file; `None` out of range.
+    #[must_use]
+    pub fn mode(&self, file: usize) -> Option<ReadMode> {
+        self.files.get(file).map(|f| match f.direct {
+            Some(_) => ReadMode::Direct,
+            None => ReadMode::Buffered,
+        })
+    }
+
+    /// The first file for which direct reads do not work, so that a program can say so once.
+    #[must_use]
+    pub fn first_buffered(&self) -> Option<&Path> {
+        let buffered = self.files.iter().find(|f| f.direct.is_none());
+        buffered.map(|f| f.path.as_path())
     }
 
     /// Number of files.
@@ -95,6 +155,45 @@ impl FileSet {
         self.files.iter().try_for_each(OpenFile::verify)
     }
 
+    /// Checks that the first 64 KiB of a file still are what they were: notices what was written in
+    /// place within one tick of the file system's clock, or with its time set back.
+    ///
+    /// # Errors
+    /// [`Error::FileChanged`] with [`Change::Header`]; [`Error::Read`], [`Error::NoSuchFile`].
+    ///
+    /// # Cost
+    /// A read of 64 KiB through the page cache, and their hash: for the start of a run.
+    pub fn verify_header(&self, file: usize) -> Result<()> {
+        let open = self.open_file(file)?;
+        if hash_header(&open.file, &open.path)? == open.header {
+            return Ok(());
+        }
+        Err(Error::FileChanged {
+            path: open.path.clone(),
+            change: Change::Header,
+        })
+    }
+
+    /// Reads at a place, once, past the page cache if the file is [`ReadMode::Direct`]: then place,
+    /// length and address must be aligned.
+    pub(crate) fn read_best_at(
+        &self,
+        file: usize,
+        offset_bytes: u64,
+        buffer: &mut [u8],
+    ) -> io::Result<usize> {
+        match self.best_handle(file) {
+            Some(handle) => platform::read_at(handle, buffer, offset_bytes),
+            None => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    }
+
+    /// The handle for direct reads, or the buffered one where there is none.
+    pub(crate) fn best_handle(&self, file: usize) -> Option<&File> {
+        let open = self.files.get(file)?;
+        Some(open.direct.as_ref().unwrap_or(&open.file))
+    }
+
     /// Reads at a place, once: may return fewer bytes than the buffer holds, and zero at the end.
     pub(crate) fn read_at(
         &self,
@@ -126,7 +225,7 @@ impl FileSet {
 }
 
 impl OpenFile {
-    fn open(path: &Path) -> Result<Self> {
+    fn open(path: &Path, direct: bool) -> Result<Self> {
         let failed = |source| Error::Open {
             path: path.to_owned(),
             source,
@@ -143,10 +242,23 @@ impl OpenFile {
         if !metadata.is_file() {
             return Err(not_a_file());
         }
+        let identity = Identity::of(&metadata);
+        let direct = match direct {
+            true => direct::open_proven(path)?,
+            false => None,
+        };
+        // The path may lead elsewhere by now; `verify` will say so.
+        let direct = direct.filter(|direct| {
+            direct
+                .metadata()
+                .is_ok_and(|metadata| Identity::of(&metadata) == identity)
+        });
         Ok(Self {
             path: path.to_owned(),
+            header: hash_header(&file, path)?,
             file,
-            identity: Identity::of(&metadata),
+            direct,
+            identity,
         })
     }
 
@@ -172,6 +284,35 @@ impl OpenFile {
             .change(&named)
             .map_or(Ok(()), |change| Err(changed(change)))
     }
+}
+
+/// SHA-256 of what the file has of its first [`HEADER_BYTES`].
+fn hash_header(file: &File, path: &Path) -> Result<[u8; 32]> {
+    let mut hash = Sha256::new();
+    let mut piece = [0; 4096];
+    let mut offset_bytes = 0;
+    while offset_bytes < HEADER_BYTES {
+        match platform::read_at(file, &mut piece, offset_bytes) {
+            Ok(0) => break,
+            Ok(n) => {
+                // Not beyond the header, however short the reads were.
+                let left = usize::try_from(HEADER_BYTES - offset_bytes).unwrap_or(n);
+                let n = n.min(left);
+                hash.update(&piece[..n]);
+                offset_bytes += n as u64;
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(source) => {
+                return Err(Error::Read {
+                    path: path.to_owned(),
+                    offset_bytes,
+                    len_bytes: piece.len(),
+                    source,
+                });
+            }
+        }
+    }
+    Ok(hash.finalize().into())
 }
 
 impl Identity {

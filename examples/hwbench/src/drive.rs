@@ -5,12 +5,14 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use thalweg_store::io::{self, ReaderKind};
 use thalweg_store::probe::{
     DeviceCounter, RandomFile, Row, Slice, SlicePlanner, counters_for, measure as measure_row,
+    measure_reader,
 };
-use thalweg_store::{ALIGNMENT_BYTES, DirectFile, Error, ReadMode};
+use thalweg_store::{ALIGNMENT_BYTES, DirectFile, Error, FileSet, ReadMode};
 
-use crate::Args;
+use crate::args::Args;
 
 /// Below this a drive's own memory may hold a good part of the file.
 const LARGE_BYTES: u64 = 12 << 30;
@@ -92,13 +94,15 @@ fn rows(
     bar.set_length(setup.n_rows as u64);
     let mut rows = Vec::new();
     for _ in 0..args.rounds.get() {
-        for block in &setup.blocks {
-            for n_threads in &args.threads {
-                let slice = plan.take(*block, setup.slice_bytes)?;
-                let limit = args.seconds;
-                rows.push(measure_row(&file, slice, *n_threads, limit, &mut counters)?);
-                bar.inc(1);
-            }
+        for way in &setup.ways {
+            let slice = plan.take(way.block, setup.slice_bytes)?;
+            let (n, limit) = (way.n, args.seconds);
+            let row = match way.reader {
+                None => measure_row(&file, slice, n, limit, &mut counters),
+                Some(kind) => measure_reader(kind, &file, slice, n, limit, &mut counters),
+            };
+            rows.push(row?);
+            bar.inc(1);
         }
     }
     bar.finish_and_clear();
@@ -121,6 +125,9 @@ fn rows(
         let sources: Vec<_> = sources.into_iter().collect();
         set("drive_counted_by", sources.join(", "));
     }
+    if args.reader.len() > 1 {
+        eprintln!("note: the latency model joins rows of all readers; give it a file of one");
+    }
     Ok(Curve {
         rows,
         mode: file.mode(),
@@ -130,16 +137,25 @@ fn rows(
 
 /// What is the same for all rows, checked before anything is written.
 struct Setup {
-    blocks: Vec<NonZeroUsize>,
+    ways: Vec<Way>,
     slice_bytes: u64,
     n_rows: usize,
+}
+
+/// What one row measures.
+struct Way {
+    reader: Option<ReaderKind>,
+    block: NonZeroUsize,
+    /// Threads, or the depth of a ring.
+    n: NonZeroUsize,
 }
 
 impl Setup {
     fn new(args: &Args, size_bytes: u64) -> Result<Self> {
         let blocks: Result<Vec<_>> = args.block.iter().map(|bytes| block_size(*bytes)).collect();
         let blocks = blocks?;
-        let n_rows = (blocks.len() * args.threads.len()).saturating_mul(args.rounds.get());
+        let ways = ways(args, &blocks)?;
+        let n_rows = ways.len().saturating_mul(args.rounds.get());
         let slice_bytes = args.slice;
         let slice_bytes = slice_bytes.unwrap_or_else(|| size_bytes / n_rows.max(1) as u64);
         for block in &blocks {
@@ -147,11 +163,39 @@ impl Setup {
             first.context("a row reads more than the file holds; see --size")?;
         }
         Ok(Self {
-            blocks,
+            ways,
             slice_bytes,
             n_rows,
         })
     }
+}
+
+/// Every reader with every block and depth.
+fn ways(args: &Args, blocks: &[NonZeroUsize]) -> Result<Vec<Way>> {
+    let mut readers: Vec<_> = args.reader.iter().map(|kind| Some(*kind)).collect();
+    if readers.is_empty() {
+        readers.push(None);
+    }
+    let one = [NonZeroUsize::MIN];
+    let mut ways = Vec::new();
+    for reader in readers {
+        if let Some(kind) = reader {
+            // Of no files, before a large one is written for a reader that does not work.
+            let nothing = FileSet::open::<&Path>(&[])?;
+            io::open(kind, nothing, NonZeroUsize::MIN).context(format!("--reader {kind}"))?;
+        }
+        let depths = match reader {
+            Some(ReaderKind::Pread) => &one,
+            _ => args.threads.as_slice(),
+        };
+        for &block in blocks {
+            ways.extend(depths.iter().map(|&n| Way { reader, block, n }));
+        }
+    }
+    if args.reader.contains(&ReaderKind::Pread) && args.threads[..] != one {
+        eprintln!("note: pread has one read under way, so it has one row a block");
+    }
+    Ok(ways)
 }
 
 /// Slices of the file, from the start again when it is used up.

@@ -2,18 +2,35 @@
 
 use std::io::{self, Write};
 
-use thalweg_eval::{DrivePoint, HostConstants, Sustained};
+use thalweg_eval::{DrivePoint, DriveReader, HostConstants, Sustained};
+use thalweg_store::io::ReaderKind;
 use thalweg_store::probe::Row;
 
 use crate::drive::Curve;
 
-/// A row as the latency model reads it: every thread keeps one read under way.
+/// A row as the latency model reads it: every thread keeps one read under way, a ring several.
 pub(crate) fn point(row: &Row) -> DrivePoint {
-    let n_threads = u32::try_from(row.n_threads.get()).unwrap_or(u32::MAX);
+    let n = u32::try_from(row.n_threads.get()).unwrap_or(u32::MAX);
+    let (n_threads, queue_depth) = match row.reader {
+        Some(ReaderKind::Uring) => (1, n),
+        _ => (n, 1),
+    };
+    let block_bytes = row.block_bytes.get() as u64;
     DrivePoint {
         cached: row.is_cached(),
         physical_ratio: row.physical_ratio(),
-        ..DrivePoint::new(n_threads, 1, row.block_bytes.get() as u64, row.gb_per_s())
+        reader: row.reader.and_then(reader),
+        ..DrivePoint::new(n_threads, queue_depth, block_bytes, row.gb_per_s())
+    }
+}
+
+/// A reader's name in the file; `None` for one that the format does not know.
+fn reader(kind: ReaderKind) -> Option<DriveReader> {
+    match kind {
+        ReaderKind::Pread => Some(DriveReader::Pread),
+        ReaderKind::Pool => Some(DriveReader::Pool),
+        ReaderKind::Uring => Some(DriveReader::Uring),
+        _ => None,
     }
 }
 
@@ -33,17 +50,20 @@ pub(crate) fn print(
             "\ndrive: {} reads of a file of {gib:.2} GiB",
             curve.mode
         )?;
-        let head = ["threads", "block", "GB/s", "MB read", "counted", "verdict"];
-        let [threads, block, rate, read, counted, verdict] = head;
+        let head = [
+            "reader", "threads", "block", "GB/s", "MB read", "counted", "verdict",
+        ];
+        let [reader, threads, block, rate, read, counted, verdict] = head;
         writeln!(
             out,
-            "{threads:>7} {block:>9} {rate:>7} {read:>8} {counted:>8}  {verdict}"
+            "{reader:<7} {threads:>7} {block:>9} {rate:>7} {read:>8} {counted:>8}  {verdict}"
         )?;
         for row in &curve.rows {
             let ratio = row.physical_ratio();
             writeln!(
                 out,
-                "{:>7} {:>9} {:>7.3} {:>8.1} {:>8}  {}{}",
+                "{:<7} {:>7} {:>9} {:>7.3} {:>8.1} {:>8}  {}{}{}",
+                row.reader.map_or("threads", ReaderKind::name),
                 row.n_threads,
                 row.block_bytes,
                 row.gb_per_s(),
@@ -53,6 +73,11 @@ pub(crate) fn print(
                     "cached"
                 } else {
                     "physical"
+                },
+                if row.mode == curve.mode {
+                    String::new()
+                } else {
+                    format!(", {}", row.mode)
                 },
                 if row.fresh { "" } else { ", read again" },
             )?;

@@ -70,6 +70,42 @@ fn the_json_has_a_point_for_each_way_of_reading_and_the_file_is_gone() {
 }
 
 #[test]
+fn readers_of_the_store_have_rows_of_their_own() {
+    use thalweg_eval::DriveReader::{Pool, Pread, Uring};
+    let folder = folder();
+    let args = ["--json", "--threads", "2,3", "--block", "65536", "--reader"];
+    let ways = |output: &Output| -> Vec<_> {
+        let points = host(output).drive;
+        let way = |p: &thalweg_eval::DrivePoint| (p.reader, p.threads, p.queue_depth);
+        points.iter().map(way).collect()
+    };
+    let output = hwbench(folder.path(), &[&args[..], &["pread,pool"]].concat());
+    assert!(text(&output.stderr).contains("one row a block"));
+    assert!(host(&output).facts["command"].contains("--reader pread,pool"));
+    let expected = [(Some(Pread), 1, 1), (Some(Pool), 2, 1), (Some(Pool), 3, 1)];
+    assert_eq!(ways(&output), expected);
+
+    let output = hwbench(folder.path(), &[&args[..], &["uring"]].concat());
+    if output.status.success() {
+        assert_eq!(ways(&output), [(Some(Uring), 1, 2), (Some(Uring), 1, 3)]);
+    } else {
+        let stderr = text(&output.stderr);
+        assert!(
+            stderr.contains("--reader uring: io_uring cannot"),
+            "{stderr}"
+        );
+    }
+
+    let unknown = hwbench(folder.path(), &[&args[..], &["pool,mmap"]].concat());
+    let stderr = text(&unknown.stderr);
+    assert!(
+        stderr.contains("\"mmap\"; known are pread, pool, uring"),
+        "{stderr}"
+    );
+    assert_eq!(fs::read_dir(folder.path()).expect("readable").count(), 0);
+}
+
+#[test]
 fn a_kept_file_is_used_again() {
     let folder = folder();
     let args = ["--json", "--threads", "1", "--block", "1MiB"];

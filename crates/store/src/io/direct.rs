@@ -4,7 +4,8 @@
 //! (`FileSet`). Memory: none; a direct read lands in the caller's buffer alone. Invariants: 1. a
 //! file is [`ReadMode::Direct`] only after a direct read of it has worked; 2. a short read goes on
 //! at the last aligned place, an interrupted one is repeated, the end of the file is an error.
-//! Direct reads exist here for Linux (`O_DIRECT`); elsewhere every file is buffered.
+//! Direct reads exist here for Linux (`O_DIRECT`) and macOS (`F_NOCACHE`, written from the system's
+//! documentation and never run); elsewhere every file is buffered.
 //! Cost: one system call a read, as a rule.
 
 use std::fmt;
@@ -64,19 +65,14 @@ impl DirectFile {
     /// see whether direct reads work.
     ///
     /// # Platform
-    /// Direct on Linux alone.
+    /// Direct on Linux, and on macOS, where it has not been tested.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         Self::check_regular(path)?;
-        if let Ok(file) = os::open_direct(path) {
-            let open = Self::with_mode(path, file, ReadMode::Direct)?;
-            // Some file systems take the flag and then refuse the read.
-            let mut block = AlignedBuf::zeroed(ALIGNMENT_BYTES)?;
-            if platform::read_at(&open.file, &mut block, 0).is_ok() {
-                return Ok(open);
-            }
+        match open_proven(path)? {
+            Some(file) => Self::with_mode(path, file, ReadMode::Direct),
+            None => Self::open_buffered(path),
         }
-        Self::open_buffered(path)
     }
 
     /// Opens a file for buffered reads without read-ahead by the system.
@@ -196,6 +192,22 @@ impl DirectFile {
     }
 }
 
+/// Opens a file for direct reads and reads its first block; `None` where that does not work.
+pub(crate) fn open_proven(path: &Path) -> Result<Option<File>> {
+    let Ok(file) = os::open_direct(path) else {
+        return Ok(None);
+    };
+    // Some file systems take the flag and then refuse the read.
+    let mut block = AlignedBuf::zeroed(ALIGNMENT_BYTES)?;
+    let read = loop {
+        match platform::read_at(&file, &mut block, 0) {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            other => break other,
+        }
+    };
+    Ok(read.is_ok().then_some(file))
+}
+
 /// Repeats `read` until the buffer is full or the file ends; returns the bytes that it got. Goes
 /// on only at multiples of `step`, which divides the buffer's length.
 fn fill(
@@ -260,13 +272,22 @@ pub(crate) mod os {
     }
 }
 
-/// Elsewhere: buffered reads, no hints.
+/// Elsewhere: buffered reads, but for macOS, and no hints.
 #[cfg(not(target_os = "linux"))]
 pub(crate) mod os {
     use std::fs::File;
     use std::io;
     use std::path::Path;
 
+    /// Untested. The system takes unaligned reads as well; aligned ones are what it can pass on.
+    #[cfg(target_os = "macos")]
+    pub(crate) fn open_direct(path: &Path) -> io::Result<File> {
+        let file = File::open(path)?;
+        rustix::fs::fcntl_nocache(&file, true)?;
+        Ok(file)
+    }
+
+    #[cfg(not(target_os = "macos"))]
     pub(crate) fn open_direct(_: &Path) -> io::Result<File> {
         Err(io::ErrorKind::Unsupported.into())
     }

@@ -1,7 +1,7 @@
 //! Reads that go wrong on purpose. For tests.
 //!
-//! Two levels, because a backend hides what happens below it: [`FaultReader`] sits under
-//! [`PreadBackend`](super::PreadBackend)'s loop and gives short and interrupted system calls;
+//! Two levels, because a backend hides what happens below it: [`FaultReader`] sits under the loop
+//! of [`PreadBackend`](super::PreadBackend) or [`PoolBackend`](super::PoolBackend) and gives short and interrupted system calls;
 //! [`FaultBackend`] wraps any backend and fails, delays, reorders, refuses or spoils operations.
 //! Owns the plan and its random numbers; equal plans do equal things. Memory: the operations held
 //! back. Cost: that of the wrapped backend and the delays.
@@ -9,11 +9,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use thalweg_cache::SplitMix64;
 
-use super::{ReadAt, ReadBackend, ReadDone, ReadOp};
+use super::{IoStats, ReadAt, ReadBackend, ReadDone, ReadOp};
 use crate::{Error, FileSet};
 
 /// What befalls an operation.
@@ -86,8 +86,16 @@ pub struct FaultBackend<B> {
     n_ops: u64,
     delayed: BTreeMap<u64, Duration>,
     corrupt: BTreeSet<u64>,
-    /// Done, but not yet delivered.
-    held: Vec<ReadDone>,
+    /// Come back from below, but not yet delivered.
+    held: Vec<Held>,
+}
+
+/// An operation that the wrapped backend has finished.
+#[derive(Debug)]
+struct Held {
+    done: ReadDone,
+    /// When it may be seen.
+    due: Instant,
 }
 
 impl<B: ReadBackend> FaultBackend<B> {
@@ -110,10 +118,48 @@ impl<B: ReadBackend> FaultBackend<B> {
         let half = op.buf.len() / 2;
         op.buf[..half].fill(0x5A);
         let error = error(&self.files, &op);
-        self.held.push(ReadDone {
-            op,
-            result: Err(error),
+        let result = Err(error);
+        self.held.push(Held {
+            done: ReadDone { op, result },
+            due: Instant::now(),
         });
+    }
+
+    /// Lets the plan loose on what came back from below.
+    fn hold(&mut self, fresh: Vec<ReadDone>) {
+        for mut done in fresh {
+            let delay = self.delayed.remove(&done.op.id);
+            let corrupt = self.corrupt.remove(&done.op.id);
+            let read = done.result.is_ok();
+            if corrupt && read {
+                spoil(&mut done.op);
+            }
+            let delay = delay.filter(|_| read).unwrap_or_default();
+            self.held.push(Held {
+                done,
+                due: Instant::now() + delay,
+            });
+        }
+    }
+
+    /// Hands out what is due: all of it, or one by lot.
+    fn deliver(&mut self, done: &mut Vec<ReadDone>) {
+        let now = Instant::now();
+        let due: Vec<usize> = (0..self.held.len())
+            .filter(|i| self.held[*i].due <= now)
+            .collect();
+        let one = match &mut self.plan.reorder {
+            // The remainder is below the length, which is a usize.
+            Some(rng) if !due.is_empty() => due.get(rng.below(due.len() as u64) as usize).copied(),
+            _ => None,
+        };
+        if let Some(one) = one {
+            done.push(self.held.swap_remove(one).done);
+            return;
+        }
+        let (ready, rest): (Vec<_>, Vec<_>) = self.held.drain(..).partition(|h| h.due <= now);
+        done.extend(ready.into_iter().map(|h| h.done));
+        self.held = rest;
     }
 }
 
@@ -142,39 +188,51 @@ impl<B: ReadBackend> ReadBackend for FaultBackend<B> {
     }
 
     fn wait(&mut self, done: &mut Vec<ReadDone>) {
-        let fresh = self.held.len();
+        let mut fresh = Vec::new();
         if self.plan.reorder.is_some() {
             // Everything under way becomes a candidate for the next place.
             while self.inner.in_flight() > 0 {
-                let n_before = self.held.len();
-                self.inner.wait(&mut self.held);
-                if self.held.len() == n_before {
+                let n_before = fresh.len();
+                self.inner.wait(&mut fresh);
+                if fresh.len() == n_before {
                     break;
                 }
             }
+        } else if self.held.is_empty() {
+            self.inner.wait(&mut fresh);
         } else {
-            self.inner.wait(&mut self.held);
+            // Something is there already, though perhaps not due: no need to wait for more.
+            self.inner.poll(&mut fresh);
         }
-        for d in &mut self.held[fresh..] {
-            if let Some(time) = self.delayed.remove(&d.op.id) {
-                thread::sleep(time);
-            }
-            if self.corrupt.remove(&d.op.id) {
-                spoil(&mut d.op);
-            }
+        self.hold(fresh);
+        let first_due = self.held.iter().map(|h| h.due).min();
+        if let Some(due) = first_due {
+            thread::sleep(due.saturating_duration_since(Instant::now()));
         }
-        match &mut self.plan.reorder {
-            Some(rng) if !self.held.is_empty() => {
-                // The remainder is below the length, which is a usize.
-                let at = rng.below(self.held.len() as u64) as usize;
-                done.push(self.held.swap_remove(at));
-            }
-            _ => done.append(&mut self.held),
-        }
+        self.deliver(done);
+    }
+
+    fn poll(&mut self, done: &mut Vec<ReadDone>) {
+        let mut fresh = Vec::new();
+        self.inner.poll(&mut fresh);
+        self.hold(fresh);
+        self.deliver(done);
+    }
+
+    fn promote(&mut self, id: u64) {
+        self.inner.promote(id);
+    }
+
+    fn cancel(&mut self, id: u64) {
+        self.inner.cancel(id);
     }
 
     fn in_flight(&self) -> usize {
         self.inner.in_flight() + self.held.len()
+    }
+
+    fn io_stats(&self) -> IoStats {
+        self.inner.io_stats()
     }
 }
 
@@ -185,6 +243,7 @@ pub struct FaultReader {
     max_read_bytes: usize,
     interrupts: u32,
     n_interrupts: u32,
+    alignment: usize,
 }
 
 impl FaultReader {
@@ -197,12 +256,27 @@ impl FaultReader {
             max_read_bytes: max_read_bytes.max(1),
             interrupts,
             n_interrupts: 0,
+            alignment: 1,
         }
+    }
+
+    /// Refuses reads whose place, length or address is not a multiple of `alignment`, as the
+    /// system does for direct ones.
+    #[must_use]
+    pub const fn with_alignment(mut self, alignment: usize) -> Self {
+        self.alignment = alignment;
+        self
     }
 }
 
 impl ReadAt for FaultReader {
     fn read_at(&mut self, file: usize, offset_bytes: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        let aligned = offset_bytes.is_multiple_of(self.alignment as u64)
+            && buffer.len().is_multiple_of(self.alignment)
+            && buffer.as_ptr().addr().is_multiple_of(self.alignment);
+        if !aligned {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
         if self.n_interrupts < self.interrupts {
             self.n_interrupts += 1;
             return Err(io::ErrorKind::Interrupted.into());
@@ -210,6 +284,10 @@ impl ReadAt for FaultReader {
         self.n_interrupts = 0;
         let len = buffer.len().min(self.max_read_bytes);
         self.files.read_at(file, offset_bytes, &mut buffer[..len])
+    }
+
+    fn alignment_bytes(&self, _: usize) -> usize {
+        self.alignment
     }
 }
 

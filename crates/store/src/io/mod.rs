@@ -5,15 +5,27 @@
 //! `rows`). Memory: none of its own.
 //! Invariant: whatever happens, every operation handed over comes back with its buffer.
 
+mod counters;
 pub(crate) mod direct;
 pub mod fault;
+mod kind;
 pub(crate) mod platform;
+mod pool;
 mod pread;
+mod queue;
+#[cfg(all(target_os = "linux", feature = "io-uring"))]
+mod uring;
+mod window;
 
 use crate::{Error, Result, SlotBuf};
 
+pub use counters::{IoCounters, IoStats};
 pub use direct::{DirectFile, ReadMode};
+pub use kind::{ReaderKind, open};
+pub use pool::{MAX_READERS, PoolBackend};
 pub use pread::{PreadBackend, ReadAt};
+#[cfg(all(target_os = "linux", feature = "io-uring"))]
+pub use uring::{MAX_DEPTH, UringBackend};
 
 /// One range of a file and where in the buffer it lands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -78,6 +90,7 @@ pub struct ReadDone {
 ///    reads are the backend's business; the end of the file is a failure.
 /// 3. `submit` refuses only while something is under way.
 /// 4. `wait` blocks until something is done, unless nothing is under way.
+/// 5. Bytes of the buffer between and behind the segments may be written to.
 pub trait ReadBackend: Send {
     /// Hands over an operation.
     ///
@@ -108,6 +121,42 @@ pub trait ReadBackend: Send {
 
     /// Operations under way: submitted and not yet returned.
     fn in_flight(&self) -> usize;
+
+    /// What was asked of the system so far; all zero from a backend that does not count.
+    fn io_stats(&self) -> IoStats {
+        IoStats::default()
+    }
+}
+
+/// So that a backend chosen at run time can be wrapped like any other.
+impl ReadBackend for Box<dyn ReadBackend> {
+    fn submit(&mut self, op: ReadOp) -> std::result::Result<(), ReadOp> {
+        (**self).submit(op)
+    }
+
+    fn wait(&mut self, done: &mut Vec<ReadDone>) {
+        (**self).wait(done);
+    }
+
+    fn poll(&mut self, done: &mut Vec<ReadDone>) {
+        (**self).poll(done);
+    }
+
+    fn promote(&mut self, id: u64) {
+        (**self).promote(id);
+    }
+
+    fn cancel(&mut self, id: u64) {
+        (**self).cancel(id);
+    }
+
+    fn in_flight(&self) -> usize {
+        (**self).in_flight()
+    }
+
+    fn io_stats(&self) -> IoStats {
+        (**self).io_stats()
+    }
 }
 
 /// Runs operations to completion. On return `done` holds those that were carried out, and `ops`

@@ -2,7 +2,7 @@
 //! the system.
 //!
 //! Owns the test file (`RandomFile`), the plan that hands out its bytes (`SlicePlanner`), the
-//! counters, and the timed reads (`measure`). Does not choose what is measured nor print it.
+//! counters, and the timed reads (`measure`, `measure_reader`). Does not choose what is measured nor print it.
 //! Memory: one block a thread. Invariants: 1. a [`Slice`] is consumed by the measurement that reads
 //! it, and slices marked `fresh` are disjoint; 2. a [`Row`] is physical only if a counter agrees
 //! with its bytes within 1 %. Cost: the reads themselves.
@@ -10,6 +10,7 @@
 mod counter;
 mod file;
 mod plan;
+mod reader;
 
 use std::num::NonZeroUsize;
 use std::panic;
@@ -17,11 +18,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::io::ReaderKind;
 use crate::{AlignedBuf, DirectFile, Error, ReadMode, Result};
 
 pub use counter::{CounterSource, DeviceCounter, ProcessCounter, ReadCounter, counters_for};
 pub use file::RandomFile;
 pub use plan::{Slice, SlicePlanner};
+pub use reader::measure_reader;
 
 /// How far the counted bytes may be from the bytes asked for, as a share of the latter.
 pub const TOLERANCE: f64 = 0.01;
@@ -102,25 +105,24 @@ pub fn measure(
     // Short of u64::MAX: all of it lies within a file.
     let bytes = n_blocks * block_bytes.get() as u64;
 
-    let counts = before.into_iter().zip(counters).filter_map(|(before, c)| {
-        let counted = c.read_bytes()?.saturating_sub(before?);
-        Some((c.source(), counted))
-    });
     Ok(Row {
+        reader: None,
         n_threads,
         block_bytes,
         bytes,
         elapsed,
         mode: file.mode(),
         fresh: slice.is_fresh(),
-        physical: decide(counts, bytes),
+        physical: decide(counts_since(before, counters), bytes),
     })
 }
 
 /// One measurement.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Row {
-    /// Threads, each with one read under way.
+    /// The backend; `None` for plain threads without one.
+    pub reader: Option<ReaderKind>,
+    /// Threads, each with one read under way; of a ring the reads under way.
     pub n_threads: NonZeroUsize,
     /// Bytes of one read.
     pub block_bytes: NonZeroUsize,
@@ -207,6 +209,17 @@ fn touched(len_bytes: usize) -> Result<AlignedBuf> {
     let mut buffer = AlignedBuf::zeroed(len_bytes)?;
     buffer.fill(1);
     Ok(buffer)
+}
+
+/// What each counter has counted since it said `before`.
+fn counts_since(
+    before: Vec<Option<u64>>,
+    counters: &mut [Box<dyn ReadCounter>],
+) -> impl Iterator<Item = (CounterSource, u64)> {
+    before.into_iter().zip(counters).filter_map(|(before, c)| {
+        let counted = c.read_bytes()?.saturating_sub(before?);
+        Some((c.source(), counted))
+    })
 }
 
 /// The count that decides, of counts in the order of their weight.

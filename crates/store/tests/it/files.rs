@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use thalweg_store::{
     Change, Error, ExpertLayout, ExpertPartLayout, ExpertStore, ExpertStoreConfig, FileSet,
-    PreadBackend, RowTable,
+    PreadBackend, ReadMode, RowTable,
 };
 
 use crate::fixture::{Fixture, chain};
@@ -185,6 +185,67 @@ fn a_set_knows_its_files_and_refuses_others() {
         })
     ));
     assert!(FileSet::open::<&str>(&[]).unwrap().is_empty());
+}
+
+#[test]
+fn another_header_is_noticed_though_length_and_time_are_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("weights");
+    fs::write(&path, vec![7; 200_000]).unwrap();
+    let modified = fs::metadata(&path).unwrap().modified().unwrap();
+    let files = FileSet::open(&[&path]).unwrap();
+    let write = |at, byte| {
+        let mut file = OpenOptions::new().write(true).open(&path).unwrap();
+        file.seek(SeekFrom::Start(at)).unwrap();
+        file.write_all(&[byte]).unwrap();
+        file.set_modified(modified).unwrap();
+    };
+    files.verify_header(0).unwrap();
+    // The last byte of the header, and the first behind it.
+    write(65_535, 8);
+    files.verify(0).unwrap();
+    let error = files.verify_header(0).unwrap_err();
+    assert!(error.to_string().contains("its first bytes are others"));
+    assert_eq!(change_of(error), Change::Header);
+    write(65_535, 7);
+    write(65_536, 8);
+    files.verify_header(0).unwrap();
+    assert!(matches!(
+        files.verify_header(1),
+        Err(Error::NoSuchFile { .. })
+    ));
+}
+
+#[test]
+fn headers_shorter_than_the_hash_covers_are_hashed_as_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let paths = [dir.path().join("empty"), dir.path().join("short")];
+    for (path, content) in paths.iter().zip([&b""[..], b"GGUF"]) {
+        fs::write(path, content).unwrap();
+    }
+    let files = FileSet::open(&paths).unwrap();
+    for (file, path) in paths.iter().enumerate() {
+        files.verify_header(file).unwrap();
+        fs::write(path, b"gguf").unwrap();
+        assert!(files.verify_header(file).is_err());
+    }
+}
+
+#[test]
+fn a_set_says_which_files_are_read_directly() {
+    let fixture = Fixture::new();
+    let files = fixture.files();
+    assert_eq!(files.mode(2), None);
+    let buffered = FileSet::open_buffered(&fixture.paths).unwrap();
+    assert_eq!(buffered.mode(0), Some(ReadMode::Buffered));
+    assert_eq!(buffered.first_buffered(), Some(fixture.paths[0].as_path()));
+    // Whether this folder allows it is what a direct file of the same path says.
+    for (i, path) in fixture.paths.iter().enumerate() {
+        let alone = thalweg_store::DirectFile::open(path).unwrap();
+        assert_eq!(files.mode(i), Some(alone.mode()));
+    }
+    let first = files.first_buffered();
+    assert_eq!(first.is_none(), files.mode(0) == Some(ReadMode::Direct));
 }
 
 #[test]

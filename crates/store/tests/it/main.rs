@@ -1,5 +1,6 @@
 //! The store as its users see it: files on disk, leases, rows, and everything that goes wrong.
 
+mod backends;
 mod experts;
 mod faults;
 mod files;

@@ -18,7 +18,9 @@ pub use buf::{ALIGNMENT_BYTES, AlignedBuf, SlotBuf};
 pub use error::{Change, CheckError, Error, Extent, Result};
 pub use experts::{ContentCheck, ExpertAccess, ExpertStore, ExpertStoreConfig, Lease, StoreStats};
 pub use files::FileSet;
-pub use io::{DirectFile, PreadBackend, Priority, ReadAt, ReadBackend, ReadDone, ReadMode, ReadOp, Segment};
+pub use io::{
+    DirectFile, PreadBackend, Priority, ReadAt, ReadBackend, ReadDone, ReadMode, ReadOp, Segment,
+};
 pub use layout::{ExpertLayout, ExpertPartLayout, PART_ALIGNMENT_BYTES};
 pub use profile::{Coverage, Covered, PROFILE_MAGIC, Profile, ProfileFault};
 pub use rows::{RowStats, RowTable};

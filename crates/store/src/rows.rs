@@ -16,8 +16,8 @@ use crate::block_cache::{BLOCK_BYTES, BlockCache};
 use crate::error::Extent;
 use crate::io::run_all;
 use crate::{
-    AlignedBuf, Error, FileSet, PreadBackend, ReadBackend, Priority, ReadDone, ReadOp, Result, Segment,
-    SlotBuf,
+    AlignedBuf, Error, FileSet, PreadBackend, Priority, ReadBackend, ReadDone, ReadOp, Result,
+    Segment, SlotBuf,
 };
 
 /// Blocks that one read may take.

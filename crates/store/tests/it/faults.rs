@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use thalweg_cache::PolicyKind;
 use thalweg_store::io::fault::{Fault, FaultBackend, FaultPlan, FaultReader};
 use thalweg_store::{
-    AlignedBuf, Error, ExpertStore, PreadBackend, ReadBackend, Priority, ReadDone, ReadOp, RowTable, Segment,
-    SlotBuf,
+    AlignedBuf, Error, ExpertStore, PreadBackend, Priority, ReadBackend, ReadDone, ReadOp,
+    RowTable, Segment, SlotBuf,
 };
 
 use crate::fixture::{Fixture, chain};

@@ -89,6 +89,22 @@ seed("trace", "weights", trace(1, 1, 8, 2, 0, [5], 1, b"{}", weights))
 logits = struct.pack("<2H8e", 3, 1, *[1, 3, 0, 4, -1, -2, 0.5, 0])
 seed("trace", "logits", trace(6, 1, 8, 2, 0, [5], 1, b"{}", logits))
 
+
+
+# The body of the target computes the checksum.
+def profile(version, n_layer, n_expert, slots, ranking, hits):
+    out = b"STRP" + struct.pack("<5I", version, n_layer, n_expert, slots, len(ranking))
+    out += b"".join(struct.pack("<2H", *pair) for pair in ranking)
+    ranks = {pair: rank for rank, pair in enumerate(ranking)}
+    pairs = ((layer, expert) for layer in range(n_layer) for expert in range(n_expert))
+    out += b"".join(struct.pack("<i", ranks.get(pair, -1)) for pair in pairs)
+    return out + b"".join(struct.pack("<f", hit) for hit in hits) + bytes(4 * (version - 1))
+
+
+ranking = [(1, 3), (0, 2), (1, 0)]
+seed("profile", "first", profile(1, 2, 4, 2, ranking, []))
+seed("profile", "second", profile(2, 2, 4, 2, ranking, [0.5, 0.5, 0.25]))
+
 # Operation and key alternate.
 seed("cache_ops", "serve", bytes(b for i in range(40) for b in (11 + i % 4, i * 5 % 12)))
 seed("cache_ops", "mixed", bytes(b for i in range(60) for b in (i * 7 % 16, i * 5 % 13)))

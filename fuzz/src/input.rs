@@ -38,3 +38,15 @@ impl<'a> Input<'a> {
         self.rest
     }
 }
+
+/// CRC-32C bit by bit: an implementation of its own, so that the crates' are checked too.
+pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
+    let mut crc = u32::MAX;
+    for byte in bytes {
+        crc ^= u32::from(*byte);
+        for _ in 0..8 {
+            crc = (crc >> 1) ^ (0x82f6_3b78 & (crc & 1).wrapping_neg());
+        }
+    }
+    !crc
+}

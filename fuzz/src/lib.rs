@@ -16,7 +16,7 @@ mod trace;
 pub use cache::cache_ops;
 pub use gguf::{gguf, splits};
 pub use quant::quant_rows;
-pub use store::{arena_ops, table_rows};
+pub use store::{arena_ops, profile, table_rows};
 pub use text::{chat_template, detokenizer};
 pub use trace::trace;
 
@@ -30,6 +30,7 @@ pub const TARGETS: &[(&str, Body)] = &[
     ("chat_template", chat_template),
     ("detokenizer", detokenizer),
     ("gguf", gguf),
+    ("profile", profile),
     ("quant_rows", quant_rows),
     ("splits", splits),
     ("table_rows", table_rows),

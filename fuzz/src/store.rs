@@ -8,10 +8,11 @@ use tempfile::NamedTempFile;
 use thalweg_cache::PolicyKind;
 use thalweg_store::io::fault::{Fault, FaultBackend, FaultPlan};
 use thalweg_store::{
-    ExpertLayout, ExpertPartLayout, ExpertStore, ExpertStoreConfig, FileSet, PreadBackend, RowTable,
+    ExpertLayout, ExpertPartLayout, ExpertStore, ExpertStoreConfig, FileSet, PROFILE_MAGIC,
+    PreadBackend, Profile, RowTable,
 };
 
-use crate::input::Input;
+use crate::input::{Input, crc32c};
 
 const N_LAYER: usize = 2;
 const N_EXPERT: usize = 8;
@@ -156,4 +157,30 @@ fn file() -> &'static Path {
         file
     })
     .path()
+}
+
+/// Parses a profile, as it is and with the magic number and the checksum of version 2 put right.
+/// What is accepted is written back byte for byte.
+pub fn profile(data: &[u8]) {
+    write_back(data);
+    let mut bytes = data.to_vec();
+    if bytes.len() < 28 {
+        return;
+    }
+    bytes[..4].copy_from_slice(&PROFILE_MAGIC);
+    if bytes[4..8] == 2_u32.to_le_bytes() {
+        let at = bytes.len() - 4;
+        let checksum = crc32c(&bytes[..at]);
+        bytes[at..].copy_from_slice(&checksum.to_le_bytes());
+    }
+    write_back(&bytes);
+}
+
+fn write_back(bytes: &[u8]) {
+    let Ok(profile) = Profile::parse(bytes) else {
+        return;
+    };
+    assert_eq!(profile.to_bytes(), bytes);
+    let first = Profile::parse(&profile.to_bytes_v1()).expect("the ranking alone is a profile too");
+    assert_eq!(first.ranking(), profile.ranking());
 }

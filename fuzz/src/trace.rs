@@ -2,6 +2,8 @@
 
 use thalweg_trace::{MAGIC, TRAILER_MAGIC, Trace, VERSION};
 
+use crate::input::crc32c;
+
 /// Parses a trace, as it is and with magic numbers, version and checksum put right, and walks over
 /// all of it.
 pub fn trace(data: &[u8]) {
@@ -44,16 +46,4 @@ fn walk(bytes: &[u8]) {
     assert_eq!(n_found, n_conflicts);
     let mut csv = Vec::new();
     thalweg_trace::export_csv(&trace, &mut csv).expect("memory takes everything");
-}
-
-/// CRC-32C bit by bit: an implementation of its own, so that the crate's is checked too.
-fn crc32c(bytes: &[u8]) -> u32 {
-    let mut crc = u32::MAX;
-    for byte in bytes {
-        crc ^= u32::from(*byte);
-        for _ in 0..8 {
-            crc = (crc >> 1) ^ (0x82f6_3b78 & (crc & 1).wrapping_neg());
-        }
-    }
-    !crc
 }

@@ -11,9 +11,14 @@ use thalweg_eval::HostConstants;
 use thalweg_eval::choose::{Bar, Candidate, Choice, EngineFacts, QualityCost, Request, choose};
 use thalweg_eval::latency::union::count_unions;
 
+use thalweg_examples_common::note;
+
 use crate::input::Input;
 use crate::replay::{TraceArgs, policy};
 use crate::sweep::progress;
+
+/// Stands for no computing at all where a floor above zero is wanted.
+const NO_COMPUTE_MS: f64 = 1e-3;
 
 /// Rank policies, slots and biases for a machine.
 ///
@@ -27,6 +32,12 @@ pub(crate) struct ChooseArgs {
     /// Constants of the machine, as hwbench measures them
     #[arg(long, value_name = "FILE")]
     host: PathBuf,
+
+    /// Time of a decode token that misses no expert: 1000 / tokens a second of `bench` with all
+    /// experts in memory [default: decode_floor_ms of the host file; without one, computing is left
+    /// out and speeds are what the drive alone allows]
+    #[arg(long, value_name = "MS")]
+    floor_ms: Option<f64>,
 
     /// Least tokens a second
     #[arg(long, value_name = "TOK/S", conflicts_with = "turn_seconds")]
@@ -86,7 +97,15 @@ pub(crate) struct ChooseArgs {
 /// Simulates, predicts, ranks and prints.
 pub(crate) fn run(args: &ChooseArgs) -> Result<()> {
     let input = args.trace.open()?;
-    let host = HostConstants::open(&args.host)?;
+    let mut host = HostConstants::open(&args.host)?;
+    host.decode_floor_ms = args.floor_ms.or(host.decode_floor_ms);
+    if host.decode_floor_ms.is_none() {
+        note(
+            "the time of computing is not known: speeds are what the drive alone allows (--floor-ms)",
+        );
+        host.decode_floor_ms = Some(NO_COMPUTE_MS);
+    }
+    host.check()?;
     let mean_bytes = input
         .mean_expert_bytes()
         .context("the trace does not tell expert sizes: name --expert-bytes")?;

@@ -16,6 +16,9 @@ use thalweg_eval::plot::{Figure, Panel, Series};
 use crate::input::Input;
 use crate::sweep::{progress, write_whole};
 
+/// The floor that the original notes assume.
+const DEFAULT_FLOOR_MS: f64 = 12.0;
+
 /// Draw a sweep as SVG.
 ///
 /// misses.svg: misses against lambda with routing KL, by policy; misses_by_map.svg: the same for
@@ -36,12 +39,12 @@ pub(crate) struct PlotArgs {
     out: PathBuf,
 
     /// Constants of a machine, as hwbench measures them
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["floor_ms", "gb_per_s"])]
+    #[arg(long, value_name = "FILE", conflicts_with = "gb_per_s")]
     host: Option<PathBuf>,
 
-    /// Time of a token without misses
-    #[arg(long, value_name = "MS", default_value_t = 12.0)]
-    floor_ms: f64,
+    /// Time of a token without misses [default: decode_floor_ms of the host file, else 12]
+    #[arg(long, value_name = "MS")]
+    floor_ms: Option<f64>,
 
     /// Bandwidth of reads
     #[arg(long, value_name = "GB/S", default_value_t = 6.8)]
@@ -232,17 +235,18 @@ fn model(args: &PlotArgs) -> Result<(DecodeModel, String)> {
         .map_or_else(String::new, |bytes| format!(", {bytes} bytes an expert"));
     let Some(path) = &args.host else {
         let bandwidth = thalweg_eval::latency::BandwidthCurve::constant(args.gb_per_s)?;
-        parts.gpu_ms = args.floor_ms;
+        parts.gpu_ms = args.floor_ms.unwrap_or(DEFAULT_FLOOR_MS);
         let words = format!(
             "{} ms + reads at {} GB/s{size}",
-            args.floor_ms, args.gb_per_s
+            parts.gpu_ms, args.gb_per_s
         );
         return Ok((DecodeModel::new(parts, bandwidth)?, words));
     };
     let host = HostConstants::open(path)?;
-    parts.gpu_ms = host
-        .decode_floor_ms
-        .context("the host file has no decode_floor_ms")?;
+    parts.gpu_ms = args
+        .floor_ms
+        .or(host.decode_floor_ms)
+        .context("the host file has no decode_floor_ms: measure it with bench, name --floor-ms")?;
     let block = args.expert_bytes.unwrap_or(1 << 20);
     let words = format!("{} ms + reads as in {}{size}", parts.gpu_ms, path.display());
     Ok((DecodeModel::new(parts, host.drive_curve(block)?)?, words))

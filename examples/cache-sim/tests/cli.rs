@@ -181,6 +181,15 @@ fn record_replay_sweep_plot_and_choose_work_together() {
         &path,
     );
     assert!(table.contains("least costly"), "{table}");
+
+    // What hwbench writes has no floor: then it is named, or the drive alone counts.
+    let host = host.replace(r#""decode_floor_ms": 12.0,"#, "");
+    fs::write(path.join("h.json"), host).expect("written");
+    let fastest = |choice: &Value| choice["ranked"][0]["tokens_per_s"].as_f64();
+    let named = choose(&["--bar", "20", "--floor-ms", "12"]);
+    assert_eq!(fastest(&named), fastest(&choice));
+    assert!(fastest(&named).is_some());
+    assert!(fastest(&choose(&["--bar", "20"])) > fastest(&choice));
 }
 
 #[test]

@@ -248,7 +248,8 @@ fn model(args: &PlotArgs) -> Result<(DecodeModel, String)> {
         .or(host.decode_floor_ms)
         .context("the host file has no decode_floor_ms: measure it with bench, name --floor-ms")?;
     let block = args.expert_bytes.unwrap_or(1 << 20);
-    let words = format!("{} ms + reads as in {}{size}", parts.gpu_ms, path.display());
+    let name = path.file_name().unwrap_or(path.as_os_str()).display();
+    let words = format!("{} ms + reads as in {name}{size}", parts.gpu_ms);
     Ok((DecodeModel::new(parts, host.drive_curve(block)?)?, words))
 }
 

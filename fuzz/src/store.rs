@@ -35,6 +35,7 @@ pub fn arena_ops(data: &[u8]) {
             .map(|_| BATCH + input.below(N_EXPERT - BATCH + 1))
             .collect(),
         batch: vec![BATCH; N_LAYER],
+        transit: 0,
         policy: online[input.below(online.len())],
         seed: u64::from(input.byte()),
     };

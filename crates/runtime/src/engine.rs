@@ -131,6 +131,7 @@ impl<B: Backend> Engine<B> {
         let config = ExpertStoreConfig {
             slots: plan.slots.clone(),
             batch: k,
+            transit: 0,
             policy: options.policy,
             seed: options.policy_seed,
         };

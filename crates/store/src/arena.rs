@@ -3,9 +3,11 @@
 //! Owns the bytes of all slots, except while a slot's buffer is away in a read. Does not own which
 //! key is in a slot (a `Residency` per region does) nor eviction. Memory: taken as a whole by
 //! `new`; in debug builds written at once, else page by page as slots fill.
-//! Invariants (checked by `validate`): 1. a slot's buffer is its own range, of its class's stride;
-//! 2. regions of one stride lie next to each other and form one size class.
-//! Cost: moving a buffer in or out is a move of a few words.
+//! Invariants (checked by `validate`): 1. a slot's buffer has its class's stride, and no two slots
+//! share bytes; 2. regions of one stride lie next to each other and form one size class. Which
+//! range of the allocation a slot has may change: `swap` exchanges two slots' contents by
+//! exchanging their buffers.
+//! Cost: moving a buffer in or out, or exchanging two, is a move of a few words.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -150,13 +152,13 @@ impl Arena {
         self.slots.get_mut(slot)?.take()
     }
 
-    /// Puts a buffer back where it was taken.
+    /// Puts a buffer into a slot that has none.
     ///
     /// # Errors
-    /// Returns a buffer that is not that slot's.
+    /// Returns a buffer that is of another arena or another size, or whose slot has one.
     pub fn put(&mut self, slot: usize, buf: SlotBuf) -> std::result::Result<(), SlotBuf> {
         let is_own = self.slots.get(slot).is_some_and(Option::is_none)
-            && self.place(slot) == Some((buf.offset_bytes(), buf.len()))
+            && self.stride_of(slot) == Some(buf.len())
             && self
                 .slots
                 .iter()
@@ -172,6 +174,24 @@ impl Arena {
         }
     }
 
+    /// Exchanges the contents of two slots of one size class, without copying. False, and nothing
+    /// happens, if they differ in size or a buffer is away.
+    pub fn swap(&mut self, a: usize, b: usize) -> bool {
+        let home = |slot| self.slots.get(slot).is_some_and(Option::is_some);
+        if !home(a) || !home(b) || self.stride_of(a) != self.stride_of(b) {
+            return false;
+        }
+        self.slots.swap(a, b);
+        true
+    }
+
+    /// Bytes of a slot; `None` out of range.
+    #[must_use]
+    pub fn stride_of(&self, slot: usize) -> Option<usize> {
+        let class = self.classes.iter().find(|c| c.slots.contains(&slot))?;
+        Some(class.stride_bytes)
+    }
+
     /// Checks the invariants; for tests.
     ///
     /// # Errors
@@ -182,10 +202,18 @@ impl Arena {
             invariant,
             place: slot as u64,
         };
+        let mut ranges = Vec::with_capacity(self.slots.len());
         for (slot, buf) in self.slots.iter().enumerate() {
             let Some(buf) = buf else { continue };
-            if self.place(slot) != Some((buf.offset_bytes(), buf.len())) {
+            if self.stride_of(slot) != Some(buf.len()) {
                 return Err(broken(1, slot));
+            }
+            ranges.push((buf.offset_bytes(), buf.len(), slot));
+        }
+        ranges.sort_unstable();
+        for pair in ranges.windows(2) {
+            if pair[0].0 + pair[0].1 > pair[1].0 {
+                return Err(broken(1, pair[1].2));
             }
         }
         let mut next = 0;
@@ -199,19 +227,6 @@ impl Arena {
             return Err(broken(2, next));
         }
         Ok(())
-    }
-
-    /// Offset and length that the slot's buffer must have.
-    fn place(&self, slot: usize) -> Option<(usize, usize)> {
-        let mut before = 0;
-        for class in &self.classes {
-            if class.slots.contains(&slot) {
-                let offset = before + (slot - class.slots.start) * class.stride_bytes;
-                return Some((offset, class.stride_bytes));
-            }
-            before += class.slots.len() * class.stride_bytes;
-        }
-        None
     }
 }
 
@@ -270,17 +285,35 @@ mod tests {
     }
 
     #[test]
-    fn only_a_slots_own_buffer_can_be_put_back() {
-        let (mut a, mut b) = (arena(&[(1, 2)]), arena(&[(1, 2)]));
-        let (a0, a1, b0) = (a.take(0).unwrap(), a.take(1).unwrap(), b.take(0).unwrap());
+    fn slots_of_one_size_exchange_their_contents_without_a_copy() {
+        let mut arena = arena(&[(4096, 2), (8192, 1)]);
+        for slot in 0..3 {
+            arena.get_mut(slot).unwrap().fill(slot as u8);
+        }
+        let before = arena.get(0).unwrap().as_ptr();
+        assert!(arena.swap(0, 1));
+        assert_eq!(arena.get(1).unwrap().as_ptr(), before);
+        assert_eq!((arena.get(0).unwrap()[0], arena.get(1).unwrap()[0]), (1, 0));
+        assert!(!arena.swap(0, 2), "sizes differ");
+        let away = arena.take(0).unwrap();
+        assert!(!arena.swap(0, 1), "a buffer is away");
+        arena.put(0, away).unwrap();
+        arena.validate().unwrap();
+    }
+
+    #[test]
+    fn only_a_buffer_of_its_size_and_arena_can_be_put_into_an_empty_slot() {
+        let (mut a, mut b) = (arena(&[(1, 2), (8192, 1)]), arena(&[(1, 2)]));
+        let (a0, large, b0) = (a.take(0).unwrap(), a.take(2).unwrap(), b.take(0).unwrap());
         assert!(a.take(0).is_none());
-        let a1 = a.put(0, a1).unwrap_err();
-        a.put(1, a1).unwrap();
+        let large = a.put(0, large).unwrap_err();
+        let a0 = a.put(1, a0).unwrap_err();
         let b0 = a.put(0, b0).unwrap_err();
-        let b0 = b.put(2, b0).unwrap_err();
         a.put(0, a0).unwrap();
+        a.put(2, large).unwrap();
         b.put(0, b0).unwrap();
         a.validate().unwrap();
+        b.validate().unwrap();
     }
 
     #[test]

@@ -133,6 +133,12 @@ pub enum Error {
         /// The slot, counted over the whole arena.
         slot: usize,
     },
+    /// A stream has something to read and nowhere to put it.
+    #[error("experts of layer {layer} cannot be streamed: the store has no transit slots")]
+    NoTransit {
+        /// The layer.
+        layer: usize,
+    },
     /// An expert could not be loaded.
     #[error("cannot load expert {expert} of layer {layer}")]
     Expert {

@@ -167,6 +167,12 @@ impl ExpertLayout {
         self.layers.get(layer).map(|l| l.slot_bytes)
     }
 
+    /// Bytes of the largest slot: what takes an expert of any layer.
+    #[must_use]
+    pub fn max_slot_bytes(&self) -> usize {
+        self.layers.iter().map(|l| l.slot_bytes).max().unwrap_or(0)
+    }
+
     /// Bytes that reading one expert of a layer takes; 0 out of range.
     #[must_use]
     pub fn expert_bytes(&self, layer: usize) -> u64 {

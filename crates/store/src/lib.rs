@@ -16,7 +16,10 @@ mod rows;
 pub use arena::{Arena, Region, SizeClass};
 pub use buf::{ALIGNMENT_BYTES, AlignedBuf, SlotBuf};
 pub use error::{Change, CheckError, Error, Extent, Result};
-pub use experts::{ContentCheck, ExpertAccess, ExpertStore, ExpertStoreConfig, Lease, StoreStats};
+pub use experts::{
+    ContentCheck, ExpertAccess, ExpertStore, ExpertStoreConfig, LayerStats, Lease, StoreStats,
+    Stream, WarmFill,
+};
 pub use files::FileSet;
 pub use io::{
     DirectFile, PreadBackend, Priority, ReadAt, ReadBackend, ReadDone, ReadMode, ReadOp, Segment,

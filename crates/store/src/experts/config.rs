@@ -16,6 +16,9 @@ pub struct ExpertStoreConfig {
     pub slots: Vec<usize>,
     /// Experts that one token needs at the same time.
     pub batch: Vec<usize>,
+    /// Slots outside the layers, each large enough for any layer's expert, that read-ahead and
+    /// [streams](crate::ExpertStore::stream) load into. Without them there is neither.
+    pub transit: usize,
     /// Which expert makes room for another.
     pub policy: PolicyKind,
     /// Seed of policies that draw lots; each layer gets its own from it.
@@ -29,6 +32,7 @@ impl ExpertStoreConfig {
         Self {
             slots: vec![slots; n_layer],
             batch: vec![batch; n_layer],
+            transit: 0,
             policy: PolicyKind::Lru,
             seed: 1,
         }
@@ -121,16 +125,36 @@ impl<'a> ExpertAccess<'a> {
 pub struct StoreStats {
     /// Experts asked for and found resident.
     pub hits: u64,
-    /// Experts asked for and loaded.
+    /// Experts asked for, not resident, for which a read-ahead had been started.
+    pub guessed_hits: u64,
+    /// Those of them whose read-ahead was still under way.
+    pub late_guesses: u64,
+    /// Experts asked for and read then.
     pub misses: u64,
+    /// Read-aheads started.
+    pub guesses: u64,
     /// Experts that had to leave their slot for another.
     pub evictions: u64,
     /// Reads carried out, failed ones included; an expert may take several.
     pub reads: u64,
     /// Bytes read, those of failed reads not included.
     pub bytes_read: u64,
+    /// Bytes of read-aheads that nobody asked for; part of `bytes_read`.
+    pub wasted_bytes: u64,
     /// Acquires that failed; their experts count neither as hits nor as misses.
     pub failures: u64,
-    /// Time from the first read of an acquire to the end of its last.
+    /// Time spent waiting for reads with nothing else to do.
     pub wait: Duration,
+}
+
+/// What a store has done in one layer.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
+pub struct LayerStats {
+    /// As [`StoreStats::hits`].
+    pub hits: u64,
+    /// As [`StoreStats::guessed_hits`].
+    pub guessed_hits: u64,
+    /// As [`StoreStats::misses`].
+    pub misses: u64,
 }

@@ -1,28 +1,39 @@
 //! `ExpertStore`: the experts of a model, as many of them in memory as there are slots.
 //!
-//! Owns the arena, a residency table and a policy for each layer, and the read backend; not the
-//! choice of experts. Memory: the arena, taken by `new`, written as experts are loaded. Invariants
-//! (`validate`), true after a failed `acquire` too: 1. each table and policy is sound; 2. only what
-//! the lease names is pinned; 3. every slot's buffer is in the arena while nothing is read; 4. in
-//! debug builds slots without a resident expert hold poison; 5. (`validate_contents`) parts in a
-//! resident slot equal the file's. Cost: a batch of hits is O(batch) without allocation or I/O; a
-//! miss adds its reads, the policy's victim, and once an acquire two metadata calls a file.
+//! Owns the arena, a residency table and a policy for each layer, the transit slots, and the reads
+//! under way; not the choice of experts. Memory: the arena, taken by `new`, written as experts are
+//! loaded. Invariants (`validate`), true after a failed `acquire` too: 1. each table and policy is
+//! sound; 2. only what the lease or the stream names is pinned; 3. every layer slot's buffer is in
+//! the arena while no lease is open, every transit slot's unless it is loading; 4. in debug builds
+//! slots without an expert hold poison; 5. (`validate_contents`) parts in a resident slot equal the
+//! file's. Cost: a batch of hits is O(batch) without allocation or I/O; a miss adds its reads, the
+//! policy's victim, and once an acquire two metadata calls a file.
 
 mod config;
+mod flights;
 mod lease;
 mod serve;
+mod stream;
+mod transit;
+mod warm;
 
 use std::fmt;
 
 use thalweg_cache::{Key, Policy, PolicyConfig, Residency, SlotId};
 
+use self::flights::Flights;
 use self::lease::LeaseState;
 use self::serve::Scratch;
-use crate::arena::POISON;
+use self::stream::StreamState;
+use self::transit::{TransitSlot, TransitState};
+use crate::arena::{POISON, Region};
+use crate::io::IoStats;
 use crate::{Arena, CheckError, Error, ExpertLayout, FileSet, PreadBackend, ReadBackend, Result};
 
-pub use config::{ExpertAccess, ExpertStoreConfig, StoreStats};
+pub use config::{ExpertAccess, ExpertStoreConfig, LayerStats, StoreStats};
 pub use lease::Lease;
+pub use stream::Stream;
+pub use warm::WarmFill;
 
 /// Looks at a part that was just read: layer, expert, part, bytes.
 ///
@@ -33,13 +44,16 @@ pub type ContentCheck =
 /// Experts behind a bounded arena; see the crate's documentation for an example.
 pub struct ExpertStore {
     files: FileSet,
-    backend: Box<dyn ReadBackend>,
+    flights: Flights,
     layout: ExpertLayout,
     layers: Vec<LayerCache>,
     arena: Arena,
+    transit: Vec<TransitSlot>,
     check: Option<ContentCheck>,
     stats: StoreStats,
+    layer_stats: Vec<LayerStats>,
     lease: LeaseState,
+    stream: StreamState,
     scratch: Scratch,
 }
 
@@ -72,16 +86,34 @@ impl ExpertStore {
             let n_expert = layout.n_expert(layer);
             layers.push(LayerCache::new(layer, n_expert, slots, batch, &config)?);
         }
-        let arena = Arena::new(&layout.regions(&config.slots))?;
+        let mut regions = layout.regions(&config.slots);
+        // One transit slot takes any layer's experts.
+        let n_layer = layout.n_layer();
+        regions.push(Region {
+            slot_bytes: layout.max_slot_bytes(),
+            n_slots: config.transit,
+        });
+        let arena = Arena::new(&regions)?;
+        let transit = (0..config.transit).filter_map(|i| {
+            Some(TransitSlot {
+                place: arena.slot(n_layer, i)?,
+                layer: 0,
+                expert: 0,
+                state: TransitState::Free,
+            })
+        });
         Ok(Self {
             files,
-            backend,
+            flights: Flights::new(backend),
+            transit: transit.collect(),
+            layer_stats: vec![LayerStats::default(); n_layer],
             layout,
             layers,
             arena,
             check: None,
             stats: StoreStats::default(),
             lease: LeaseState::default(),
+            stream: StreamState::default(),
             scratch: Scratch::default(),
         })
     }
@@ -119,8 +151,22 @@ impl ExpertStore {
     /// # Errors
     /// As [`acquire`](Self::acquire).
     pub fn acquire_with(&mut self, access: &ExpertAccess<'_>) -> Result<Lease<'_>> {
+        let mut lease = self.begin_acquire(access)?;
+        match lease.finish() {
+            Ok(()) => Ok(lease),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// As [`acquire_with`](Self::acquire_with), without waiting: hits can be used at once, misses
+    /// as they [arrive](Lease::is_here), while reads go on. [`Lease::finish`] ends it; a lease that
+    /// is dropped before leaves the store as a failed acquire does.
+    ///
+    /// # Errors
+    /// As [`acquire`](Self::acquire), as far as it is known before the reads are done.
+    pub fn begin_acquire(&mut self, access: &ExpertAccess<'_>) -> Result<Lease<'_>> {
         self.release();
-        match self.serve(access) {
+        match self.open(access) {
             Ok(()) => Ok(Lease { store: self }),
             Err(error) => {
                 self.stats.failures += 1;
@@ -175,6 +221,18 @@ impl ExpertStore {
         std::mem::take(&mut self.stats)
     }
 
+    /// Counters of a layer, over the life of the store; `None` out of range.
+    #[must_use]
+    pub fn layer_stats(&self, layer: usize) -> Option<LayerStats> {
+        self.layer_stats.get(layer).copied()
+    }
+
+    /// What the read backend has done, as far as it counts.
+    #[must_use]
+    pub fn io_stats(&self) -> IoStats {
+        self.flights.io_stats()
+    }
+
     /// Checks invariants 1 to 4; for tests.
     ///
     /// # Errors
@@ -193,23 +251,40 @@ impl ExpertStore {
             let in_layer = |source| Error::Cache { layer: l, source };
             cache.residency.validate().map_err(in_layer)?;
             cache.policy.validate().map_err(in_layer)?;
-            let n_leased = match l == self.lease.layer {
+            let mut n_pinned = match l == self.lease.layer {
                 true => self.lease.picks.len(),
                 false => 0,
             };
-            if cache.residency.n_pinned() as usize != n_leased {
+            n_pinned += self.stream.n_pinned(l);
+            if cache.residency.n_pinned() as usize != n_pinned {
                 return Err(broken(2, l));
             }
             for slot in 0..cache.residency.n_slots() {
                 let place = self.arena.slot(l, slot as usize);
                 let buf = place.and_then(|place| self.arena.get(place));
                 let Some(buf) = buf else {
+                    if self.lease.is_open && l == self.lease.layer {
+                        continue;
+                    }
                     return Err(broken(3, place.unwrap_or(usize::MAX)));
                 };
                 let is_empty = cache.residency.key_of(SlotId::new(slot)).is_none();
                 if cfg!(debug_assertions) && is_empty && buf.iter().any(|b| *b != POISON) {
                     return Err(broken(4, place.unwrap_or(usize::MAX)));
                 }
+            }
+        }
+        for slot in &self.transit {
+            let buf = self.arena.get(slot.place);
+            let is_loading = matches!(slot.state, TransitState::Loading { .. });
+            if buf.is_none() != is_loading {
+                return Err(broken(3, slot.place));
+            }
+            if cfg!(debug_assertions)
+                && slot.state == TransitState::Free
+                && buf.is_some_and(|buf| buf.iter().any(|b| *b != POISON))
+            {
+                return Err(broken(4, slot.place));
             }
         }
         Ok(())

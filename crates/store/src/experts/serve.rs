@@ -2,51 +2,124 @@
 //!
 //! Owns the order of steps (the batch contract documented at [`Access`]) and scratch that is reused
 //! by every acquire. Does not own tables, policies or slots.
-//! Invariants: 1. an error after `begin` goes through `undo`; 2. buffers that went into reads are
-//! home again before anything else is done; 3. nothing becomes resident before all its reads
-//! succeeded, the files are unchanged and the content check passed.
+//! Invariants: 1. an error after `open` goes through `undo`; 2. buffers that went into the batch's
+//! reads are home again before it ends, whichever way; 3. nothing becomes resident before all reads
+//! of the batch succeeded, the files are unchanged and the content check passed; 4. a part can be
+//! seen only after its own content check.
 
 use std::time::Instant;
 
 use thalweg_cache::{Access, Key, Probs, SlotId};
 
+use super::flights::{Landed, Target};
 use super::lease::Leased;
+use super::transit::{TransitState, Wanted};
 use super::{ExpertAccess, ExpertStore, LayerCache, key};
 use crate::arena::POISON;
-use crate::io::run_all;
-use crate::{Arena, Error, Priority, ReadDone, ReadOp, Result};
+use crate::{Arena, Error, Priority, Result};
 
 /// Reused by every acquire.
 #[derive(Default)]
 pub(super) struct Scratch {
     keys: Vec<Key>,
     near: Vec<Key>,
-    loads: Vec<Load>,
-    ops: Vec<ReadOp>,
-    done: Vec<ReadDone>,
+    /// The policy's other inputs, kept until the batch ends.
+    clock: u64,
+    probs: Vec<f32>,
+    /// The misses of the batch.
+    pub(super) loads: Vec<Load>,
+    /// The failure of the batch that lies first in the arena.
+    failure: Option<(usize, Error)>,
 }
 
 /// A miss that has its slot.
-#[derive(Clone, Copy)]
-struct Load {
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Load {
     expert: u16,
+    /// Its place in the lease.
+    pick: usize,
     /// Within the layer's table.
     slot: SlotId,
-    /// Within the arena; the number of the read.
+    /// Within the arena.
     place: usize,
+    state: LoadState,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum LoadState {
+    /// Its own read is under way.
+    Reading(u64),
+    /// A guess that is under way will bring it.
+    Joined(usize),
+    /// It can be used.
+    Here,
+    /// It cannot be had.
+    Failed,
 }
 
 impl ExpertStore {
-    /// Follows the batch contract documented at [`Access`].
-    pub(super) fn serve(&mut self, access: &ExpertAccess<'_>) -> Result<()> {
+    /// Starts a batch: hits can be used at once, reads of misses are under way.
+    pub(super) fn open(&mut self, access: &ExpertAccess<'_>) -> Result<()> {
         let layer = access.layer;
         self.begin(access)?;
-        // From here on an error has to be undone.
-        let served = self
+        let opened = self
             .pin_hits(layer)
             .and_then(|()| self.reserve_misses(layer))
-            .and_then(|()| self.load(layer));
-        if let Err(error) = served {
+            .and_then(|()| self.start_loads(layer));
+        if let Err(error) = opened {
+            self.drain_loads();
+            self.undo();
+            return Err(error);
+        }
+        // What was guessed for this layer and not asked for is of no use to it any more.
+        self.drop_guesses(Some(layer));
+        self.flights.push();
+        self.lease.is_open = true;
+        Ok(())
+    }
+
+    /// Waits until at least one more of the batch can be used, or all can.
+    pub(super) fn await_any(&mut self) -> Result<()> {
+        let n_here = self.n_here();
+        while n_here == self.n_here() && n_here < self.scratch.loads.len() {
+            if self.scratch.failure.is_some() {
+                return Ok(());
+            }
+            let waited = self.flights.wait()?;
+            self.stats.wait += waited;
+            self.absorb();
+        }
+        Ok(())
+    }
+
+    /// Waits for the rest of the batch and makes it resident; on errors the batch is undone.
+    pub(super) fn close(&mut self) -> Result<()> {
+        let layer = self.lease.layer;
+        self.lease.is_open = false;
+        let mut finished = Ok(());
+        while finished.is_ok()
+            && self.scratch.failure.is_none()
+            && self.n_here() < self.scratch.loads.len()
+        {
+            finished = self.await_any();
+        }
+        if finished.is_err() || self.scratch.failure.is_some() {
+            self.drain_loads();
+            // A file that was changed explains a failed read better than the system does.
+            let explained = self.verify_files(layer);
+            let failure = self.scratch.failure.take();
+            let error = match (explained, failure) {
+                (Err(changed), _) => changed,
+                (Ok(()), Some((place, error))) => self.in_expert(layer, place, error),
+                (Ok(()), None) => finished.err().unwrap_or(Error::Cancelled),
+            };
+            self.undo();
+            return Err(error);
+        }
+        // Checked after the reads, so that a change while they were under way is seen as well.
+        if !self.scratch.loads.is_empty()
+            && let Err(error) = self.verify_files(layer)
+        {
             self.undo();
             return Err(error);
         }
@@ -56,11 +129,33 @@ impl ExpertStore {
             let completed = residency.complete(load.slot);
             debug_assert!(completed.is_ok(), "{completed:?}");
         }
-        policy.end(&self.scratch.batch(access));
-        let n_misses = self.scratch.loads.len();
-        self.stats.misses += n_misses as u64;
-        self.stats.hits += (access.picks.len() - n_misses) as u64;
+        policy.end(&self.scratch.batch());
+        self.count_batch();
         Ok(())
+    }
+
+    /// Gives up a batch that was opened and not closed.
+    pub(super) fn abandon(&mut self) {
+        self.lease.is_open = false;
+        self.drain_loads();
+        self.scratch.failure = None;
+        self.undo();
+    }
+
+    fn count_batch(&mut self) {
+        let layer = self.lease.layer;
+        let n_picks = self.lease.picks.len() as u64;
+        let n_missed = self.scratch.loads.len() as u64;
+        let n_guessed = self.lease.picks.iter().filter(|p| p.guessed).count() as u64;
+        let n_late = self.lease.picks.iter().filter(|p| p.late).count() as u64;
+        self.stats.hits += n_picks - n_missed;
+        self.stats.guessed_hits += n_guessed;
+        self.stats.late_guesses += n_late;
+        self.stats.misses += n_missed - n_guessed;
+        let by_layer = &mut self.layer_stats[layer];
+        by_layer.hits += n_picks - n_missed;
+        by_layer.guessed_hits += n_guessed;
+        by_layer.misses += n_missed - n_guessed;
     }
 
     /// Checks the batch, tells the policy, and looks up which picks are hits.
@@ -71,26 +166,35 @@ impl ExpertStore {
             .layers
             .get_mut(layer)
             .ok_or(Error::LayerOutOfRange { layer, n_layer })?;
-        let Scratch {
-            keys, near, loads, ..
-        } = &mut self.scratch;
-        for (ids, keys) in [(access.picks, &mut *keys), (access.near, near)] {
+        let scratch = &mut self.scratch;
+        for (ids, keys) in [
+            (access.picks, &mut scratch.keys),
+            (access.near, &mut scratch.near),
+        ] {
             keys.clear();
             keys.extend(ids.iter().map(|id| key(*id)));
         }
-        loads.clear();
+        scratch.loads.clear();
+        scratch.failure = None;
+        scratch.clock = access.clock;
+        scratch.probs.clear();
+        scratch.probs.extend_from_slice(access.probs.unwrap_or(&[]));
         residency
-            .check_batch(keys)
+            .check_batch(&scratch.keys)
             .map_err(|error| batch_error(error, layer))?;
         self.lease.layer = layer;
-        self.lease
-            .picks
-            .extend(access.picks.iter().map(|&expert| Leased {
+        self.lease.picks.extend(access.picks.iter().map(|&expert| {
+            let is_resident = residency.is_resident(key(expert));
+            Leased {
                 expert,
                 slot: usize::MAX,
-                missed: !residency.is_resident(key(expert)),
-            }));
-        policy.begin(&self.scratch.batch(access));
+                missed: !is_resident,
+                guessed: false,
+                late: false,
+                is_here: is_resident,
+            }
+        }));
+        policy.begin(&scratch.batch());
         Ok(())
     }
 
@@ -117,7 +221,10 @@ impl ExpertStore {
     /// Takes a slot for each miss, lightest first.
     fn reserve_misses(&mut self, layer: usize) -> Result<()> {
         let LayerCache { residency, policy } = &mut self.layers[layer];
-        for pick in self.lease.picks.iter_mut().rev().filter(|pick| pick.missed) {
+        for (at, pick) in self.lease.picks.iter_mut().enumerate().rev() {
+            if !pick.missed {
+                continue;
+            }
             let taken = residency
                 .reserve(key(pick.expert), &mut **policy)
                 .map_err(|source| Error::Cache { layer, source })?;
@@ -125,113 +232,240 @@ impl ExpertStore {
             self.stats.evictions += u64::from(taken.evicted.is_some());
             self.scratch.loads.push(Load {
                 expert: pick.expert,
+                pick: at,
                 slot: taken.slot,
                 place: pick.slot,
+                state: LoadState::Failed,
             });
         }
         Ok(())
     }
 
-    /// Reads what `scratch.loads` names into the reserved slots.
-    fn load(&mut self, layer: usize) -> Result<()> {
+    /// Brings the misses on their way: guesses are joined, the others read in file order.
+    fn start_loads(&mut self, layer: usize) -> Result<()> {
         if self.scratch.loads.is_empty() {
             return Ok(());
         }
-        let started = self.start_loads(layer);
-        let finished = started.and_then(|()| {
-            let start = Instant::now();
-            let Scratch { ops, done, .. } = &mut self.scratch;
-            let finished = run_all(&mut *self.backend, ops, done);
-            self.stats.wait += start.elapsed();
-            finished
-        });
-        // Whatever happened, buffers go home first.
-        let failed = self.finish_loads();
-        if let Some((place, error)) = failed {
-            // A file that was changed explains a failed read better than the system does.
-            self.verify_files(layer)?;
-            return Err(self.in_expert(layer, place, error));
+        self.absorb();
+        let offset = |load: &Load| {
+            let segments = self.layout.segments(layer, load.expert);
+            segments.and_then(|s| s.first().map(|s| (s.file, s.offset_bytes)))
+        };
+        self.scratch.loads.sort_by_cached_key(offset);
+        for at in 0..self.scratch.loads.len() {
+            let load = self.scratch.loads[at];
+            let Some(index) = self.guess_of(layer, load.expert) else {
+                self.start_load(layer, at)?;
+                continue;
+            };
+            self.lease.picks[load.pick].guessed = true;
+            if let TransitState::Loading { id, .. } = self.transit[index].state {
+                self.lease.picks[load.pick].late = true;
+                self.transit[index].state = TransitState::Loading {
+                    id,
+                    wanted_by: Wanted::Load(at),
+                };
+                self.scratch.loads[at].state = LoadState::Joined(index);
+                self.flights.promote(id);
+            } else {
+                self.take_over(index, load.place);
+                self.arrive(at);
+            }
         }
-        finished?;
-        // Checked after the reads, so that a change while they were under way is seen as well.
-        self.verify_files(layer)?;
-        self.check_contents(layer)
-    }
-
-    /// Fills `scratch.ops`, in file order.
-    fn start_loads(&mut self, layer: usize) -> Result<()> {
-        let Scratch { loads, ops, .. } = &mut self.scratch;
-        for load in loads.iter() {
-            let lost = || Error::SlotLost { slot: load.place };
-            // The expert is in range: the residency table has as many keys.
-            let segments = self.layout.segments(layer, load.expert).unwrap_or_default();
-            let mut buf = self.arena.take(load.place).ok_or_else(lost)?;
-            poison(&mut buf);
-            ops.push(ReadOp {
-                priority: Priority::Demand,
-                id: load.place as u64,
-                segments,
-                buf,
-            });
-        }
-        ops.sort_by_key(|op| op.segments.first().map(|s| (s.file, s.offset_bytes)));
         Ok(())
     }
 
-    /// Puts all buffers back and counts; the failed read that lies first in the arena, if any.
-    fn finish_loads(&mut self) -> Option<(usize, Error)> {
-        let mut first: Option<(usize, Error)> = None;
-        for ReadDone { op, result } in self.scratch.done.drain(..) {
-            self.stats.reads += op.segments.len() as u64;
-            let place = usize::try_from(op.id).unwrap_or(usize::MAX);
-            match result {
-                Ok(()) => self.stats.bytes_read += op.len_bytes(),
-                Err(error) if first.as_ref().is_none_or(|(p, _)| place < *p) => {
-                    first = Some((place, error));
-                }
-                Err(_) => {}
-            }
-            let put = self.arena.put(place, op.buf);
-            debug_assert!(
-                put.is_ok(),
-                "the backend returned a buffer under another id"
-            );
-        }
-        for op in self.scratch.ops.drain(..) {
-            let put = self
-                .arena
-                .put(usize::try_from(op.id).unwrap_or(usize::MAX), op.buf);
-            debug_assert!(put.is_ok(), "the buffer was taken from this slot");
-        }
-        first
+    /// Starts the read of a miss into its own slot.
+    fn start_load(&mut self, layer: usize, at: usize) -> Result<()> {
+        let load = &mut self.scratch.loads[at];
+        // The expert is in range: the residency table has as many keys.
+        let segments = self.layout.segments(layer, load.expert).unwrap_or_default();
+        let lost = Error::SlotLost { slot: load.place };
+        let mut buf = self.arena.take(load.place).ok_or(lost)?;
+        poison(&mut buf);
+        let target = Target::Slot { place: load.place };
+        let id = self.flights.start(target, Priority::Demand, segments, buf);
+        load.state = LoadState::Reading(id);
+        Ok(())
     }
 
-    fn verify_files(&self, layer: usize) -> Result<()> {
+    /// The bytes of a miss are in its slot: checks them and lets them be seen.
+    fn arrive(&mut self, at: usize) {
+        let Load { pick, place, .. } = self.scratch.loads[at];
+        match self.check_load(at) {
+            Ok(()) => {
+                self.scratch.loads[at].state = LoadState::Here;
+                self.lease.picks[pick].is_here = true;
+            }
+            Err(error) => {
+                self.scratch.loads[at].state = LoadState::Failed;
+                self.note_failure(place, error);
+            }
+        }
+    }
+
+    /// Takes in every read that has come back, for whomever it is.
+    pub(super) fn absorb(&mut self) {
+        self.flights.poll();
+        while let Some(Landed { id, target, done }) = self.flights.pop() {
+            let (op, result) = (done.op, done.result);
+            let is_cancelled = matches!(result, Err(Error::Cancelled));
+            if !is_cancelled {
+                self.stats.reads += op.segments.len() as u64;
+            }
+            if result.is_ok() {
+                self.stats.bytes_read += op.len_bytes();
+            }
+            let home = match target {
+                Target::Slot { place } => place,
+                Target::Transit { index } => self.transit[index].place,
+            };
+            let put = self.arena.put(home, op.buf);
+            debug_assert!(put.is_ok(), "the slot has been empty since the read began");
+            match target {
+                Target::Slot { place } => self.land_load(id, place, result),
+                Target::Transit { index } => self.land_transit(index, result),
+            }
+        }
+    }
+
+    fn land_load(&mut self, id: u64, place: usize, result: Result<()>) {
+        let mut loads = self.scratch.loads.iter();
+        let Some(at) = loads.position(|load| load.state == LoadState::Reading(id)) else {
+            return;
+        };
+        match result {
+            Ok(()) => self.arrive(at),
+            Err(error) => {
+                self.scratch.loads[at].state = LoadState::Failed;
+                self.note_failure(place, error);
+            }
+        }
+    }
+
+    fn land_transit(&mut self, index: usize, result: Result<()>) {
+        let TransitState::Loading { wanted_by, .. } = self.transit[index].state else {
+            return;
+        };
+        let layer = self.transit[index].layer;
+        match (wanted_by, result) {
+            (Wanted::Load(at), Ok(())) => {
+                let place = self.scratch.loads[at].place;
+                self.take_over(index, place);
+                self.arrive(at);
+            }
+            (Wanted::Load(at), Err(_)) => {
+                // A guess that failed is asked for once more, as a demand with its own error.
+                self.free_transit_slot(index);
+                let place = self.scratch.loads[at].place;
+                if let Err(error) = self.start_load(layer, at) {
+                    self.scratch.loads[at].state = LoadState::Failed;
+                    self.note_failure(place, error);
+                }
+            }
+            (Wanted::Guess, Ok(())) => {
+                self.transit[index].state = TransitState::Ready { wanted_by }
+            }
+            (Wanted::Nobody, Ok(())) => {
+                self.stats.wasted_bytes += self.layout.expert_bytes(layer);
+                self.free_transit_slot(index);
+            }
+            (Wanted::Guess | Wanted::Nobody, Err(_)) => self.free_transit_slot(index),
+            (Wanted::Stream, result) => self.land_streamed(index, result),
+        }
+    }
+
+    pub(super) fn free_transit_slot(&mut self, index: usize) {
+        self.transit[index].state = TransitState::Free;
+        self.clear(index);
+    }
+
+    /// Keeps the failure that lies first in the arena; a read that was given up is none.
+    fn note_failure(&mut self, place: usize, error: Error) {
+        if matches!(error, Error::Cancelled) {
+            return;
+        }
+        if self
+            .scratch
+            .failure
+            .as_ref()
+            .is_none_or(|(p, _)| place < *p)
+        {
+            self.scratch.failure = Some((place, error));
+        }
+    }
+
+    /// Gives up the batch's reads and waits until their buffers are home.
+    fn drain_loads(&mut self) {
+        for at in 0..self.scratch.loads.len() {
+            match self.scratch.loads[at].state {
+                LoadState::Reading(id) => self.flights.cancel(id),
+                LoadState::Joined(index) => self.unclaim(index),
+                LoadState::Here | LoadState::Failed => {}
+            }
+        }
+        self.absorb();
+        while self
+            .scratch
+            .loads
+            .iter()
+            .any(|load| matches!(load.state, LoadState::Reading(id) if self.flights.is_out(id)))
+        {
+            if self.flights.wait().is_err() {
+                // The backend lost them; `validate` and the next use of their slots say so.
+                self.absorb();
+                break;
+            }
+            self.absorb();
+        }
+    }
+
+    /// A guess that a miss had joined is nobody's again.
+    fn unclaim(&mut self, index: usize) {
+        if let TransitState::Loading { id, .. } = self.transit[index].state {
+            self.transit[index].state = TransitState::Loading {
+                id,
+                wanted_by: Wanted::Nobody,
+            };
+            self.flights.cancel(id);
+        }
+    }
+
+    fn n_here(&self) -> usize {
+        let here = |load: &&Load| load.state == LoadState::Here;
+        self.scratch.loads.iter().filter(here).count()
+    }
+
+    pub(super) fn verify_files(&self, layer: usize) -> Result<()> {
         self.layout
             .files_of(layer)
             .try_for_each(|file| self.files.verify(file))
     }
 
-    fn check_contents(&self, layer: usize) -> Result<()> {
-        for load in &self.scratch.loads {
-            if self.arena.get(load.place).is_none() {
-                // The backend returned it under another id, or not at all.
-                return Err(Error::SlotLost { slot: load.place });
-            }
-            let Some(check) = &self.check else { continue };
-            for part in 0..self.layout.n_parts(layer) {
-                let bytes = self.part_in(load.place, layer, part);
-                if let Err(source) = check(layer, usize::from(load.expert), part, bytes) {
-                    let at = self.layout.part(layer, load.expert, part);
-                    let error = Error::Rejected {
-                        path: at
-                            .map_or_else(Default::default, |s| self.files.path_or_empty(s.file)),
-                        offset_bytes: at.map_or(0, |s| s.offset_bytes),
-                        part,
-                        source,
-                    };
-                    return Err(self.in_expert(layer, load.place, error));
-                }
+    fn check_load(&self, at: usize) -> Result<()> {
+        let Load { expert, place, .. } = self.scratch.loads[at];
+        if self.arena.get(place).is_none() {
+            // The backend returned it under another id, or not at all.
+            return Err(Error::SlotLost { slot: place });
+        }
+        self.check_contents(self.lease.layer, expert, place)
+    }
+
+    /// Runs the content check over an expert's parts in a slot.
+    pub(super) fn check_contents(&self, layer: usize, expert: u16, place: usize) -> Result<()> {
+        let Some(check) = &self.check else {
+            return Ok(());
+        };
+        for part in 0..self.layout.n_parts(layer) {
+            let bytes = self.part_in(place, layer, part);
+            if let Err(source) = check(layer, usize::from(expert), part, bytes) {
+                let at = self.layout.part(layer, expert, part);
+                return Err(Error::Rejected {
+                    path: at.map_or_else(Default::default, |s| self.files.path_or_empty(s.file)),
+                    offset_bytes: at.map_or(0, |s| s.offset_bytes),
+                    part,
+                    source,
+                });
             }
         }
         Ok(())
@@ -264,15 +498,28 @@ impl ExpertStore {
             None => error,
         }
     }
+
+    /// Measures a wait that ends when `ready` says so.
+    pub(super) fn wait_once(&mut self) -> Result<()> {
+        let start = Instant::now();
+        let waited = self.flights.wait();
+        self.stats.wait += start.elapsed();
+        self.absorb();
+        waited.map(|_| ())
+    }
 }
 
 impl Scratch {
+    pub(super) fn has_failed(&self) -> bool {
+        self.failure.is_some()
+    }
+
     /// The access in terms of keys.
-    fn batch<'a>(&'a self, access: &ExpertAccess<'a>) -> Access<'a> {
-        let batch = Access::new(access.clock, &self.keys).with_near(&self.near);
-        match access.probs {
-            Some(values) => batch.with_probs(Probs::new(key(0), values)),
-            None => batch,
+    fn batch(&self) -> Access<'_> {
+        let batch = Access::new(self.clock, &self.keys).with_near(&self.near);
+        match self.probs.is_empty() {
+            true => batch,
+            false => batch.with_probs(Probs::new(key(0), &self.probs)),
         }
     }
 }
@@ -306,7 +553,7 @@ fn place(arena: &Arena, layer: usize, slot: SlotId) -> usize {
 }
 
 /// Makes stale use of a slot visible, in debug builds.
-fn poison(buf: &mut [u8]) {
+pub(super) fn poison(buf: &mut [u8]) {
     if cfg!(debug_assertions) {
         buf.fill(POISON);
     }

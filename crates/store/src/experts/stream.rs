@@ -1,0 +1,305 @@
+//! `Stream`: experts of one layer passing through, each read once, none made resident.
+//!
+//! Owns the order in which a long list of experts is brought: residents first, where they are, then
+//! the others in file order through the transit slots, while the caller works on what is here. Does
+//! not change residency and tells policies nothing: a long prompt does not flush what decode needs.
+//! Memory: the list. Invariants: 1. the residents of the list are pinned until the stream ends;
+//! 2. an expert of the list is handed out once; 3. a batch's transit slots are not loaded into
+//! before the next batch is asked for. Cost: a read an expert that is not resident.
+
+use std::collections::VecDeque;
+
+use super::transit::{TransitState, Wanted};
+use super::{ExpertStore, LayerCache, key};
+use crate::{Error, Priority, Result};
+
+/// Experts of a layer in batches; see [`ExpertStore::stream`].
+#[derive(Debug)]
+pub struct Stream<'a> {
+    store: &'a mut ExpertStore,
+}
+
+/// What the current stream has done and has to do.
+#[derive(Default)]
+pub(super) struct StreamState {
+    layer: usize,
+    /// To be read, in file order.
+    pending: VecDeque<u16>,
+    /// Residents, pinned, not handed out yet.
+    residents: Vec<Streamed>,
+    pinned: Vec<u16>,
+    batch: Vec<Streamed>,
+    failure: Option<(u16, Error)>,
+    n_read: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Streamed {
+    expert: u16,
+    /// Within the arena.
+    place: usize,
+    transit: Option<usize>,
+}
+
+impl ExpertStore {
+    /// Brings distinct experts of `layer` through memory, each once, in batches whose size depends
+    /// on what has arrived. Residency does not change and policies learn nothing.
+    ///
+    /// # Errors
+    /// [`Error::LayerOutOfRange`], [`Error::ExpertOutOfRange`], [`Error::DuplicateExpert`];
+    /// [`Error::NoTransit`] if something has to be read and the store has no transit slots.
+    pub fn stream(&mut self, layer: usize, experts: &[u16]) -> Result<Stream<'_>> {
+        self.release();
+        self.drop_guesses(None);
+        let n_layer = self.layers.len();
+        let cache = self
+            .layers
+            .get_mut(layer)
+            .ok_or(Error::LayerOutOfRange { layer, n_layer })?;
+        let n_expert = self.layout.n_expert(layer);
+        let mut seen = vec![false; n_expert];
+        for &expert in experts {
+            match seen.get_mut(usize::from(expert)) {
+                None => {
+                    return Err(Error::ExpertOutOfRange {
+                        layer,
+                        expert,
+                        n_expert,
+                    });
+                }
+                Some(true) => return Err(Error::DuplicateExpert { layer, expert }),
+                Some(seen) => *seen = true,
+            }
+        }
+        let state = &mut self.stream;
+        state.layer = layer;
+        let mut to_read = Vec::new();
+        for &expert in experts {
+            if !cache.residency.is_resident(key(expert)) {
+                to_read.push(expert);
+            }
+        }
+        if !to_read.is_empty() && self.transit.is_empty() {
+            return Err(Error::NoTransit { layer });
+        }
+        for &expert in experts {
+            if let Ok(slot) = cache.residency.pin(key(expert)) {
+                state.pinned.push(expert);
+                state.residents.push(Streamed {
+                    expert,
+                    place: self.arena.slot(layer, slot.index()).unwrap_or(usize::MAX),
+                    transit: None,
+                });
+            }
+        }
+        let layout = &self.layout;
+        to_read.sort_by_cached_key(|e| {
+            let segments = layout.segments(layer, *e);
+            segments.and_then(|s| s.first().map(|s| (s.file, s.offset_bytes)))
+        });
+        state.pending.extend(to_read);
+        self.feed_stream();
+        Ok(Stream { store: self })
+    }
+
+    /// Starts as many of the stream's reads as there are free transit slots.
+    fn feed_stream(&mut self) {
+        self.absorb();
+        while self.stream.failure.is_none()
+            && let Some(index) = self.free_transit()
+            && let Some(expert) = self.stream.pending.pop_front()
+        {
+            let layer = self.stream.layer;
+            if !self.start_transit(index, layer, expert, Priority::Demand, Wanted::Stream) {
+                let error = Error::SlotLost {
+                    slot: self.transit[index].place,
+                };
+                self.stream.failure = Some((expert, error));
+            }
+        }
+        self.flights.push();
+    }
+
+    /// A read of the stream came back.
+    pub(super) fn land_streamed(&mut self, index: usize, result: Result<()>) {
+        let slot = &self.transit[index];
+        let (layer, expert, place) = (slot.layer, slot.expert, slot.place);
+        match result.and_then(|()| self.check_contents(layer, expert, place)) {
+            Ok(()) => {
+                self.stream.n_read += 1;
+                self.transit[index].state = TransitState::Ready {
+                    wanted_by: Wanted::Stream,
+                };
+            }
+            Err(error) => {
+                self.free_transit_slot(index);
+                let first = &self.stream.failure;
+                if !matches!(error, Error::Cancelled)
+                    && first.as_ref().is_none_or(|(e, _)| expert < *e)
+                {
+                    self.stream.failure = Some((expert, error));
+                }
+            }
+        }
+    }
+
+    /// The next batch into `stream.batch`; false at the end.
+    fn next_of_stream(&mut self) -> Result<bool> {
+        let handed_out: Vec<_> = self.stream.batch.drain(..).collect();
+        for index in handed_out.into_iter().filter_map(|s| s.transit) {
+            self.free_transit_slot(index);
+        }
+        self.feed_stream();
+        if !self.stream.residents.is_empty() {
+            let StreamState {
+                batch, residents, ..
+            } = &mut self.stream;
+            batch.append(residents);
+            return Ok(true);
+        }
+        loop {
+            if let Some((expert, error)) = self.stream.failure.take() {
+                let layer = self.stream.layer;
+                self.verify_files(layer)?;
+                return Err(Error::Expert {
+                    layer,
+                    expert,
+                    source: Box::new(error),
+                });
+            }
+            self.collect_batch();
+            if !self.stream.batch.is_empty() {
+                return Ok(true);
+            }
+            let is_loading = self.transit.iter().any(|slot| {
+                matches!(slot.state, TransitState::Loading { wanted_by, .. }
+                    if wanted_by == Wanted::Stream)
+            });
+            if !is_loading && self.stream.pending.is_empty() {
+                if self.stream.n_read > 0 {
+                    self.verify_files(self.stream.layer)?;
+                }
+                return Ok(false);
+            }
+            self.wait_once()?;
+            self.feed_stream();
+        }
+    }
+
+    /// Hands out what is ready, up to half of the transit slots: the others go on loading.
+    fn collect_batch(&mut self) {
+        let most = self.transit.len().div_ceil(2);
+        for index in 0..self.transit.len() {
+            if self.stream.batch.len() == most {
+                break;
+            }
+            let slot = &mut self.transit[index];
+            let ready = TransitState::Ready {
+                wanted_by: Wanted::Stream,
+            };
+            if slot.state == ready {
+                slot.state = TransitState::InUse;
+                self.stream.batch.push(Streamed {
+                    expert: slot.expert,
+                    place: slot.place,
+                    transit: Some(index),
+                });
+            }
+        }
+    }
+
+    /// Ends a stream, whole or not: pins vanish, reads that were not begun are given up.
+    pub(super) fn end_stream(&mut self) {
+        let state = &mut self.stream;
+        let n_hits = state.pinned.len() as u64;
+        self.stats.hits += n_hits;
+        self.stats.misses += state.n_read;
+        if let Some(by_layer) = self.layer_stats.get_mut(state.layer) {
+            by_layer.hits += n_hits;
+            by_layer.misses += state.n_read;
+        }
+        state.n_read = 0;
+        state.failure = None;
+        state.pending.clear();
+        state.residents.clear();
+        state.batch.clear();
+        if let Some(LayerCache { residency, .. }) = self.layers.get_mut(state.layer) {
+            for expert in state.pinned.drain(..) {
+                let unpinned = residency.unpin(key(expert));
+                debug_assert!(unpinned.is_ok(), "{unpinned:?}");
+            }
+        }
+        for index in 0..self.transit.len() {
+            match self.transit[index].state {
+                TransitState::InUse
+                | TransitState::Ready {
+                    wanted_by: Wanted::Stream,
+                } => self.free_transit_slot(index),
+                TransitState::Loading {
+                    id,
+                    wanted_by: Wanted::Stream,
+                } => {
+                    self.transit[index].state = TransitState::Loading {
+                        id,
+                        wanted_by: Wanted::Nobody,
+                    };
+                    self.flights.cancel(id);
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+impl StreamState {
+    /// Pins that the stream holds in a layer.
+    pub(super) fn n_pinned(&self, layer: usize) -> usize {
+        match layer == self.layer {
+            true => self.pinned.len(),
+            false => 0,
+        }
+    }
+}
+
+impl Stream<'_> {
+    /// Brings the next batch; the one before it is no longer accessible. False at the end, when
+    /// every expert of the list has been handed out once. What was computed counts only then: a
+    /// file that was changed while it was read is found at the end.
+    ///
+    /// # Errors
+    /// As [`ExpertStore::acquire`]: the first read that failed. The stream is then over.
+    pub fn next_batch(&mut self) -> Result<bool> {
+        let more = self.store.next_of_stream();
+        if more.is_err() {
+            self.store.stats.failures += 1;
+            self.store.end_stream();
+        }
+        more
+    }
+
+    /// Experts of the batch.
+    #[must_use]
+    pub fn n(&self) -> usize {
+        self.store.stream.batch.len()
+    }
+
+    /// The `i`-th expert of the batch; `None` out of range.
+    #[must_use]
+    pub fn expert(&self, i: usize) -> Option<u16> {
+        self.store.stream.batch.get(i).map(|s| s.expert)
+    }
+
+    /// The bytes of part `part` of the `i`-th expert of the batch; empty out of range.
+    #[must_use]
+    pub fn part(&self, i: usize, part: usize) -> &[u8] {
+        let stream = &self.store.stream;
+        let at = stream.batch.get(i);
+        at.map_or(&[], |s| self.store.part_in(s.place, stream.layer, part))
+    }
+}
+
+impl Drop for Stream<'_> {
+    fn drop(&mut self) {
+        self.store.end_stream();
+    }
+}

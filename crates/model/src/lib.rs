@@ -11,7 +11,7 @@ mod state;
 mod weights;
 mod workspace;
 
-pub use arch::{Architecture, bind};
+pub use arch::{Architecture, Outline, bind, outline};
 pub use error::{Error, Problem, Result};
 pub use ngram::NgramHash;
 pub use spec::{ExpertPart, ExpertSpec, ModelSpec, RowSpec};

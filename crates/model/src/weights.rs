@@ -15,6 +15,8 @@ use crate::{Error, Problem, Result};
 pub(crate) struct Check<'a> {
     file: &'a Gguf,
     problems: Vec<Problem>,
+    /// Bytes of what is expected to become resident, as the loader counts them.
+    dense_bytes: u64,
 }
 
 impl<'a> Check<'a> {
@@ -22,6 +24,7 @@ impl<'a> Check<'a> {
         Self {
             file,
             problems: Vec::new(),
+            dense_bytes: 0,
         }
     }
 
@@ -61,9 +64,30 @@ impl<'a> Check<'a> {
         self.file.tensor(name).is_some()
     }
 
-    /// Expects a tensor of one of the `shapes` (`ne` order; trailing ones are equal to nothing).
-    /// The first shape is the one that a problem names.
-    pub(crate) fn tensor(&mut self, name: &str, shapes: &[&[usize]]) {
+    /// Expects a tensor that becomes resident as it is stored; shapes as for
+    /// [`streamed`](Self::streamed).
+    pub(crate) fn matrix(&mut self, name: &str, shapes: &[&[usize]]) {
+        let bytes = self.file.tensor(name).map_or(0, |info| info.size_bytes);
+        self.dense_bytes = self.dense_bytes.saturating_add(bytes);
+        self.streamed(name, shapes);
+    }
+
+    /// Expects a tensor that becomes resident as f32 values.
+    pub(crate) fn vector(&mut self, name: &str, shapes: &[&[usize]]) {
+        let n = self.file.tensor(name).map_or(0, TensorInfo::n_elements);
+        let bytes = n.saturating_mul(size_of::<f32>() as u64);
+        self.dense_bytes = self.dense_bytes.saturating_add(bytes);
+        self.streamed(name, shapes);
+    }
+
+    /// What the tensors expected so far take once they are resident.
+    pub(crate) fn dense_bytes(&self) -> u64 {
+        self.dense_bytes
+    }
+
+    /// Expects a tensor of one of the `shapes` (`ne` order; trailing ones are equal to nothing)
+    /// that stays on the drive. The first shape is the one that a problem names.
+    pub(crate) fn streamed(&mut self, name: &str, shapes: &[&[usize]]) {
         let wide = |s: &[usize]| s.iter().map(|d| *d as u64).collect::<Vec<_>>();
         let expected = wide(shapes[0]);
         let Some(info) = self.file.tensor(name) else {

@@ -12,10 +12,8 @@ use crate::{Error, ModelSpec, Result, SequenceState, Staging, Workspace, Workspa
 /// Names of the built-in architectures, as in `general.architecture`.
 pub const SUPPORTED: &str = "qwen4exp";
 
-/// A bound model: resident weights and the stages of its forward pass.
-///
-/// Immutable; everything that changes is in the workspace, the sequence state and the staging.
-pub trait Architecture<B: Backend>: std::fmt::Debug + Send + Sync {
+/// What a model is and how much memory it needs, as its header says: no weight is read for it.
+pub trait Outline: std::fmt::Debug + Send + Sync {
     /// Sizes and the places of what is not resident.
     fn spec(&self) -> &ModelSpec;
 
@@ -27,7 +25,12 @@ pub trait Architecture<B: Backend>: std::fmt::Debug + Send + Sync {
 
     /// f32 elements of the staging.
     fn staging_len(&self) -> usize;
+}
 
+/// A bound model: resident weights and the stages of its forward pass.
+///
+/// Immutable; everything that changes is in the workspace, the sequence state and the staging.
+pub trait Architecture<B: Backend>: Outline {
     /// The state of an empty sequence with room for `n_ctx` tokens.
     ///
     /// # Errors
@@ -70,6 +73,21 @@ pub trait Architecture<B: Backend>: std::fmt::Debug + Send + Sync {
     /// [`Error::Backend`].
     fn shared(&self, backend: &B, ws: &mut Workspace<B>, layer: usize) -> Result<()>;
 
+    /// What layer `layer`'s router would say of the input that the layer in work gives its experts:
+    /// logits of the chunk's first token into `out`, `[n_expert]`. A guess at what that layer will
+    /// choose, since the residual changes little from layer to layer. Changes no intermediate that
+    /// the layer in work still needs.
+    ///
+    /// # Errors
+    /// [`Error::Backend`].
+    fn predict(
+        &self,
+        backend: &B,
+        ws: &mut Workspace<B>,
+        layer: usize,
+        out: &mut [f32],
+    ) -> Result<()>;
+
     /// Ends layer `layer`: `rows[t * k + r]` names the row of `ws.partial` that holds the output
     /// of token `t`'s choice of rank `r`.
     ///
@@ -92,6 +110,18 @@ pub trait Architecture<B: Backend>: std::fmt::Debug + Send + Sync {
     -> Result<()>;
 }
 
+/// Checks a file against its architecture, from its header alone.
+///
+/// # Errors
+/// [`Error::Architecture`], [`Error::Invalid`] with every problem of the header, [`Error::Gguf`]
+/// for a missing architecture key.
+pub fn outline(file: &Gguf) -> Result<Box<dyn Outline>> {
+    match file.metadata().str("general.architecture")? {
+        qwen4exp::NAME => Ok(Box::new(qwen4exp::Outlined::read(file)?)),
+        other => Err(unknown(other)),
+    }
+}
+
 /// Checks a file against its architecture and makes its dense weights resident on `backend`.
 ///
 /// The whole header is checked before any tensor is read. Routed experts and the n-gram table are
@@ -106,9 +136,13 @@ pub trait Architecture<B: Backend>: std::fmt::Debug + Send + Sync {
 pub fn bind<B: Backend>(backend: &B, file: &Gguf) -> Result<Box<dyn Architecture<B>>> {
     match file.metadata().str("general.architecture")? {
         qwen4exp::NAME => Ok(Box::new(qwen4exp::Qwen4Exp::bind(backend, file)?)),
-        other => Err(Error::Architecture {
-            found: other.to_owned(),
-            supported: SUPPORTED,
-        }),
+        other => Err(unknown(other)),
+    }
+}
+
+fn unknown(name: &str) -> Error {
+    Error::Architecture {
+        found: name.to_owned(),
+        supported: SUPPORTED,
     }
 }

@@ -9,13 +9,14 @@
 
 use thalweg_backend::Backend;
 use thalweg_gguf::Gguf;
+use thalweg_quant::QuantType;
 
-use crate::arch::Architecture;
-use crate::blocks::attention::{AttentionConfig, SparseAttention};
-use crate::blocks::delta_net::{DeltaConfig, DeltaNet};
-use crate::blocks::hyper_connection::{HyperConnection, Streams, write_back};
-use crate::blocks::moe::{Moe, MoeConfig};
-use crate::blocks::ngram::{Ngram, NgramConfig};
+use crate::arch::{Architecture, Outline};
+use crate::blocks::attention::{self, AttentionConfig, SparseAttention};
+use crate::blocks::delta_net::{self, DeltaConfig, DeltaNet};
+use crate::blocks::hyper_connection::{self, HyperConnection, Streams, write_back};
+use crate::blocks::moe::{self, Moe, MoeConfig};
+use crate::blocks::ngram::{self, Ngram, NgramConfig};
 use crate::config::Keys;
 use crate::weights::{Check, Loader, to_usize};
 use crate::{
@@ -33,14 +34,22 @@ const MAX_LAYERS: usize = 512;
 /// The bound model.
 #[derive(Debug)]
 pub(super) struct Qwen4Exp<B: Backend> {
-    config: Config,
-    spec: ModelSpec,
+    outlined: Outlined,
     embedding: B::Matrix,
     /// `None` where the output shares the embedding's weights.
     output: Option<B::Matrix>,
     head: HyperConnection<B>,
     layers: Vec<Layer<B>>,
     ngram: Option<Ngram<B>>,
+}
+
+/// A header that passed every check.
+#[derive(Debug)]
+pub(super) struct Outlined {
+    config: Config,
+    spec: ModelSpec,
+    /// Stored type of the n-gram table.
+    table_ty: Option<QuantType>,
 }
 
 #[derive(Debug)]
@@ -72,26 +81,45 @@ struct Config {
     ngram: Option<NgramConfig>,
 }
 
-impl<B: Backend> Qwen4Exp<B> {
-    pub(super) fn bind(backend: &B, file: &Gguf) -> Result<Self> {
+impl Outlined {
+    pub(super) fn read(file: &Gguf) -> Result<Self> {
         let mut check = Check::new(file);
         let config = Config::read(&mut check);
         // Tensors are only meaningful against a sound configuration.
         if !check.failed() {
-            config.expect::<B>(&mut check);
+            config.expect(&mut check);
         }
         check.finish()?;
 
-        let blk = |l: usize| format!("blk.{l}");
         let n_layer = config.attention.len();
         let experts = (0..n_layer)
-            .filter_map(|l| Moe::<B>::spec(&check, &blk(l), config.moe))
+            .filter_map(|l| moe::spec(&check, &blk(l), config.moe))
             .collect();
-        let rows = config
-            .ngram
-            .as_ref()
-            .and_then(|c| Ngram::<B>::spec(&check, c));
+        let rows = config.ngram.as_ref();
+        let (rows, table_ty) = rows.and_then(|c| ngram::spec(&check, c)).unzip();
+        let spec = ModelSpec {
+            architecture: NAME,
+            n_layer,
+            n_embd: config.streams.n_embd,
+            residual_len: config.streams.wide(),
+            n_vocab: config.n_vocab,
+            n_ctx_train: config.n_ctx_train,
+            experts,
+            rows,
+            dense_bytes: check.dense_bytes(),
+        };
+        Ok(Self {
+            config,
+            spec,
+            table_ty,
+        })
+    }
+}
 
+impl<B: Backend> Qwen4Exp<B> {
+    pub(super) fn bind(backend: &B, file: &Gguf) -> Result<Self> {
+        let outlined = Outlined::read(file)?;
+        let config = &outlined.config;
         let mut loader = Loader::new(backend, file);
         let embedding = loader.matrix("token_embd.weight")?;
         let output = file
@@ -99,7 +127,7 @@ impl<B: Backend> Qwen4Exp<B> {
             .map(|t| loader.matrix(&t.name))
             .transpose()?;
         let head = HyperConnection::load(&mut loader, "output_hc", false)?;
-        let mut layers = Vec::with_capacity(n_layer);
+        let mut layers = Vec::with_capacity(config.attention.len());
         for (l, attention) in config.attention.iter().enumerate() {
             let blk = blk(l);
             layers.push(Layer {
@@ -112,24 +140,13 @@ impl<B: Backend> Qwen4Exp<B> {
                 moe: Moe::load(&mut loader, &blk)?,
             });
         }
-        let ngram = match (&config.ngram, &rows) {
-            (Some(c), Some((_, ty))) => Some(Ngram::load(&mut loader, c, *ty)?),
+        let ngram = match (&config.ngram, outlined.table_ty) {
+            (Some(c), Some(ty)) => Some(Ngram::load(&mut loader, c, ty)?),
             _ => None,
         };
-        let spec = ModelSpec {
-            architecture: NAME,
-            n_layer,
-            n_embd: config.streams.n_embd,
-            residual_len: config.streams.wide(),
-            n_vocab: config.n_vocab,
-            n_ctx_train: config.n_ctx_train,
-            experts,
-            rows: rows.map(|(rows, _)| rows),
-            dense_bytes: loader.dense_bytes(),
-        };
+        debug_assert_eq!(loader.dense_bytes(), outlined.spec.dense_bytes);
         Ok(Self {
-            config,
-            spec,
+            outlined,
             embedding,
             output,
             head,
@@ -139,7 +156,7 @@ impl<B: Backend> Qwen4Exp<B> {
     }
 }
 
-impl<B: Backend> Architecture<B> for Qwen4Exp<B> {
+impl Outline for Outlined {
     fn spec(&self) -> &ModelSpec {
         &self.spec
     }
@@ -186,11 +203,31 @@ impl<B: Backend> Architecture<B> for Qwen4Exp<B> {
         let ngram = c.ngram.as_ref().map_or(0, |n| n.state_len(c.streams));
         n_delta * c.delta.state_len() + ngram
     }
+}
 
+impl<B: Backend> Outline for Qwen4Exp<B> {
+    fn spec(&self) -> &ModelSpec {
+        &self.outlined.spec
+    }
+
+    fn workspace_shape(&self) -> WorkspaceShape {
+        self.outlined.workspace_shape()
+    }
+
+    fn state_len(&self, n_ctx: usize) -> usize {
+        self.outlined.state_len(n_ctx)
+    }
+
+    fn staging_len(&self) -> usize {
+        self.outlined.staging_len()
+    }
+}
+
+impl<B: Backend> Architecture<B> for Qwen4Exp<B> {
     fn state(&self, b: &B, n_ctx: usize) -> Result<SequenceState<B>> {
-        let layers = self.config.attention.iter().map(|attention| {
+        let layers = self.outlined.config.attention.iter().map(|attention| {
             Ok(match attention {
-                None => LayerState::Recurrent(self.config.delta.state(b)?),
+                None => LayerState::Recurrent(self.outlined.config.delta.state(b)?),
                 Some(c) => LayerState::Attention(c.state(b, n_ctx)?),
             })
         });
@@ -205,11 +242,12 @@ impl<B: Backend> Architecture<B> for Qwen4Exp<B> {
 
     fn staging(&self, b: &B) -> Result<Staging<B>> {
         let layers = self
+            .outlined
             .config
             .attention
             .iter()
             .map(|attention| match attention {
-                None => Ok(Some(self.config.delta.state(b)?)),
+                None => Ok(Some(self.outlined.config.delta.state(b)?)),
                 Some(_) => Ok(None),
             });
         Ok(Staging {
@@ -219,7 +257,7 @@ impl<B: Backend> Architecture<B> for Qwen4Exp<B> {
     }
 
     fn embed(&self, b: &B, ws: &mut Workspace<B>, tokens: &[u32], rows: &[u8]) -> Result<()> {
-        let n_vocab = self.config.n_vocab;
+        let n_vocab = self.outlined.config.n_vocab;
         if let Some(&id) = tokens.iter().find(|id| **id as usize >= n_vocab) {
             return Err(Error::Token { id, n_vocab });
         }
@@ -232,7 +270,7 @@ impl<B: Backend> Architecture<B> for Qwen4Exp<B> {
             });
         }
         ws.n_tokens = tokens.len();
-        let streams = self.config.streams.count;
+        let streams = self.outlined.config.streams.count;
         b.embed(
             &mut ws.rec,
             &self.embedding,
@@ -254,7 +292,7 @@ impl<B: Backend> Architecture<B> for Qwen4Exp<B> {
         staging: &mut Staging<B>,
         layer: usize,
     ) -> Result<()> {
-        let c = &self.config;
+        let c = &self.outlined.config;
         let streams = c.streams;
         if let (Some(ngram), Some(config)) = (&self.ngram, &c.ngram)
             && config.layer == layer
@@ -284,22 +322,28 @@ impl<B: Backend> Architecture<B> for Qwen4Exp<B> {
     }
 
     fn shared(&self, b: &B, ws: &mut Workspace<B>, layer: usize) -> Result<()> {
-        self.layers[layer].moe.shared(b, ws, self.config.moe)
+        self.layers[layer]
+            .moe
+            .shared(b, ws, self.outlined.config.moe)
+    }
+
+    fn predict(&self, b: &B, ws: &mut Workspace<B>, layer: usize, out: &mut [f32]) -> Result<()> {
+        self.layers[layer].moe.predict(b, ws, out)
     }
 
     fn combine(&self, b: &B, ws: &mut Workspace<B>, layer: usize, rows: &[u32]) -> Result<()> {
         self.layers[layer]
             .moe
-            .combine(b, ws, self.config.moe, rows)?;
-        write_back(b, ws, self.config.streams)
+            .combine(b, ws, self.outlined.config.moe, rows)?;
+        write_back(b, ws, self.outlined.config.streams)
     }
 
     fn head(&self, b: &B, ws: &mut Workspace<B>) -> Result<()> {
-        self.head.mix(b, ws, self.config.streams)
+        self.head.mix(b, ws, self.outlined.config.streams)
     }
 
     fn logits(&self, b: &B, ws: &mut Workspace<B>, row: usize, out: &mut [f32]) -> Result<()> {
-        let n_embd = self.config.streams.n_embd;
+        let n_embd = self.outlined.config.streams.n_embd;
         let weights = self.output.as_ref().unwrap_or(&self.embedding);
         b.copy(
             &mut ws.rec,
@@ -315,11 +359,16 @@ impl<B: Backend> Architecture<B> for Qwen4Exp<B> {
 
 impl<B: Backend> Qwen4Exp<B> {
     fn ngram_state(&self, b: &B) -> Result<Option<B::Buffer>> {
-        let ngram = self.config.ngram.as_ref();
+        let ngram = self.outlined.config.ngram.as_ref();
         ngram
-            .map(|n| Ok(b.alloc(n.state_len(self.config.streams))?))
+            .map(|n| Ok(b.alloc(n.state_len(self.outlined.config.streams))?))
             .transpose()
     }
+}
+
+/// Name of a block.
+fn blk(l: usize) -> String {
+    format!("blk.{l}")
 }
 
 impl Config {
@@ -587,25 +636,25 @@ impl Config {
     }
 
     /// Expects every tensor that the configuration implies.
-    fn expect<B: Backend>(&self, check: &mut Check<'_>) {
+    fn expect(&self, check: &mut Check<'_>) {
         let s = self.streams;
-        check.tensor("token_embd.weight", &[&[s.n_embd, self.n_vocab]]);
+        check.matrix("token_embd.weight", &[&[s.n_embd, self.n_vocab]]);
         if check.has("output.weight") {
-            check.tensor("output.weight", &[&[s.n_embd, self.n_vocab]]);
+            check.matrix("output.weight", &[&[s.n_embd, self.n_vocab]]);
         }
-        HyperConnection::<B>::expect(check, "output_hc", s, false);
+        hyper_connection::expect(check, "output_hc", s, false);
         for (l, attention) in self.attention.iter().enumerate() {
             let blk = format!("blk.{l}");
-            HyperConnection::<B>::expect(check, &format!("{blk}.hc_attn"), s, true);
+            hyper_connection::expect(check, &format!("{blk}.hc_attn"), s, true);
             match attention {
-                None => DeltaNet::<B>::expect(check, &blk, self.delta),
-                Some(c) => SparseAttention::<B>::expect(check, &blk, *c),
+                None => delta_net::expect(check, &blk, self.delta),
+                Some(c) => attention::expect(check, &blk, *c),
             }
-            HyperConnection::<B>::expect(check, &format!("{blk}.hc_ffn"), s, true);
-            Moe::<B>::expect(check, &blk, self.moe);
+            hyper_connection::expect(check, &format!("{blk}.hc_ffn"), s, true);
+            moe::expect(check, &blk, self.moe);
         }
         if let Some(ngram) = &self.ngram {
-            Ngram::<B>::expect(check, ngram, s);
+            ngram::expect(check, ngram, s);
         }
         check.no_blocks_from("qwen4exp.block_count", self.n_block);
     }

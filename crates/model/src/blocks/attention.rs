@@ -114,40 +114,40 @@ struct Indexer<B: Backend> {
     k_norm: B::Buffer,
 }
 
-impl<B: Backend> SparseAttention<B> {
-    pub(crate) fn expect(check: &mut Check<'_>, blk: &str, c: AttentionConfig) {
-        check.tensor(
-            &format!("{blk}.attn_q.weight"),
-            &[&[c.n_embd, 2 * c.width()]],
+pub(crate) fn expect(check: &mut Check<'_>, blk: &str, c: AttentionConfig) {
+    check.matrix(
+        &format!("{blk}.attn_q.weight"),
+        &[&[c.n_embd, 2 * c.width()]],
+    );
+    check.matrix(
+        &format!("{blk}.attn_k.weight"),
+        &[&[c.n_embd, c.kv_width()]],
+    );
+    check.matrix(
+        &format!("{blk}.attn_v.weight"),
+        &[&[c.n_embd, c.kv_width()]],
+    );
+    check.matrix(
+        &format!("{blk}.attn_output.weight"),
+        &[&[c.width(), c.n_embd]],
+    );
+    check.vector(&format!("{blk}.attn_q_norm.weight"), &[&[c.head_dim]]);
+    check.vector(&format!("{blk}.attn_k_norm.weight"), &[&[c.head_dim]]);
+    if c.block_tokens > 0 {
+        check.matrix(
+            &format!("{blk}.indexer.q_proj.weight"),
+            &[&[c.n_embd, c.index_width()]],
         );
-        check.tensor(
-            &format!("{blk}.attn_k.weight"),
-            &[&[c.n_embd, c.kv_width()]],
+        check.matrix(
+            &format!("{blk}.indexer.k_proj.weight"),
+            &[&[c.n_embd, c.index_dim]],
         );
-        check.tensor(
-            &format!("{blk}.attn_v.weight"),
-            &[&[c.n_embd, c.kv_width()]],
-        );
-        check.tensor(
-            &format!("{blk}.attn_output.weight"),
-            &[&[c.width(), c.n_embd]],
-        );
-        check.tensor(&format!("{blk}.attn_q_norm.weight"), &[&[c.head_dim]]);
-        check.tensor(&format!("{blk}.attn_k_norm.weight"), &[&[c.head_dim]]);
-        if c.block_tokens > 0 {
-            check.tensor(
-                &format!("{blk}.indexer.q_proj.weight"),
-                &[&[c.n_embd, c.index_width()]],
-            );
-            check.tensor(
-                &format!("{blk}.indexer.k_proj.weight"),
-                &[&[c.n_embd, c.index_dim]],
-            );
-            check.tensor(&format!("{blk}.indexer.q_norm.weight"), &[&[c.index_dim]]);
-            check.tensor(&format!("{blk}.indexer.k_norm.weight"), &[&[c.index_dim]]);
-        }
+        check.vector(&format!("{blk}.indexer.q_norm.weight"), &[&[c.index_dim]]);
+        check.vector(&format!("{blk}.indexer.k_norm.weight"), &[&[c.index_dim]]);
     }
+}
 
+impl<B: Backend> SparseAttention<B> {
     pub(crate) fn load(loader: &mut Loader<'_, B>, blk: &str, c: AttentionConfig) -> Result<Self> {
         let indexer = match c.block_tokens {
             0 => None,

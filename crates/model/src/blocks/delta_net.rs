@@ -76,34 +76,34 @@ pub(crate) struct DeltaNet<B: Backend> {
     out: B::Matrix,
 }
 
-impl<B: Backend> DeltaNet<B> {
-    pub(crate) fn expect(check: &mut Check<'_>, blk: &str, c: DeltaConfig) {
-        check.tensor(
-            &format!("{blk}.attn_qkv.weight"),
-            &[&[c.n_embd, c.channels()]],
-        );
-        check.tensor(
-            &format!("{blk}.attn_gate.weight"),
-            &[&[c.n_embd, c.width()]],
-        );
-        check.tensor(
-            &format!("{blk}.ssm_beta.weight"),
-            &[&[c.n_embd, c.n_head_v]],
-        );
-        check.tensor(
-            &format!("{blk}.ssm_alpha.weight"),
-            &[&[c.n_embd, c.n_head_v]],
-        );
-        check.tensor(&format!("{blk}.ssm_a"), &[&[c.n_head_v]]);
-        check.tensor(&format!("{blk}.ssm_dt.bias"), &[&[c.n_head_v]]);
-        check.tensor(
-            &format!("{blk}.ssm_conv1d.weight"),
-            &[&[c.conv_taps, c.channels()]],
-        );
-        check.tensor(&format!("{blk}.ssm_norm.weight"), &[&[c.head_dim]]);
-        check.tensor(&format!("{blk}.ssm_out.weight"), &[&[c.width(), c.n_embd]]);
-    }
+pub(crate) fn expect(check: &mut Check<'_>, blk: &str, c: DeltaConfig) {
+    check.matrix(
+        &format!("{blk}.attn_qkv.weight"),
+        &[&[c.n_embd, c.channels()]],
+    );
+    check.matrix(
+        &format!("{blk}.attn_gate.weight"),
+        &[&[c.n_embd, c.width()]],
+    );
+    check.matrix(
+        &format!("{blk}.ssm_beta.weight"),
+        &[&[c.n_embd, c.n_head_v]],
+    );
+    check.matrix(
+        &format!("{blk}.ssm_alpha.weight"),
+        &[&[c.n_embd, c.n_head_v]],
+    );
+    check.vector(&format!("{blk}.ssm_a"), &[&[c.n_head_v]]);
+    check.vector(&format!("{blk}.ssm_dt.bias"), &[&[c.n_head_v]]);
+    check.vector(
+        &format!("{blk}.ssm_conv1d.weight"),
+        &[&[c.conv_taps, c.channels()]],
+    );
+    check.vector(&format!("{blk}.ssm_norm.weight"), &[&[c.head_dim]]);
+    check.matrix(&format!("{blk}.ssm_out.weight"), &[&[c.width(), c.n_embd]]);
+}
 
+impl<B: Backend> DeltaNet<B> {
     pub(crate) fn load(loader: &mut Loader<'_, B>, blk: &str) -> Result<Self> {
         Ok(Self {
             qkv: loader.matrix(&format!("{blk}.attn_qkv.weight"))?,

@@ -35,7 +35,7 @@ impl Streams {
 
     /// Expects a gamma over the wide residual, flat or by stream.
     pub(crate) fn expect_gamma(&self, check: &mut Check<'_>, name: &str) {
-        check.tensor(name, &[&[self.wide()], &[self.n_embd, self.count]]);
+        check.vector(name, &[&[self.wide()], &[self.n_embd, self.count]]);
     }
 }
 
@@ -48,17 +48,17 @@ pub(crate) struct HyperConnection<B: Backend> {
     inject: Option<B::Matrix>,
 }
 
-impl<B: Backend> HyperConnection<B> {
-    /// Expects `{prefix}_{norm,down,up}.weight`, and `_inject` where the block writes back.
-    pub(crate) fn expect(check: &mut Check<'_>, prefix: &str, s: Streams, writes: bool) {
-        s.expect_gamma(check, &format!("{prefix}_norm.weight"));
-        check.tensor(&format!("{prefix}_down.weight"), &[&[s.wide(), s.low_rank]]);
-        check.tensor(&format!("{prefix}_up.weight"), &[&[s.low_rank, s.wide()]]);
-        if writes {
-            check.tensor(&format!("{prefix}_inject.weight"), &[&[s.wide(), s.count]]);
-        }
+/// Expects `{prefix}_{norm,down,up}.weight`, and `_inject` where the block writes back.
+pub(crate) fn expect(check: &mut Check<'_>, prefix: &str, s: Streams, writes: bool) {
+    s.expect_gamma(check, &format!("{prefix}_norm.weight"));
+    check.matrix(&format!("{prefix}_down.weight"), &[&[s.wide(), s.low_rank]]);
+    check.matrix(&format!("{prefix}_up.weight"), &[&[s.low_rank, s.wide()]]);
+    if writes {
+        check.matrix(&format!("{prefix}_inject.weight"), &[&[s.wide(), s.count]]);
     }
+}
 
+impl<B: Backend> HyperConnection<B> {
     pub(crate) fn load(loader: &mut Loader<'_, B>, prefix: &str, writes: bool) -> Result<Self> {
         let inject = format!("{prefix}_inject.weight");
         Ok(Self {

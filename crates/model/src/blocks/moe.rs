@@ -30,24 +30,42 @@ pub(crate) struct Moe<B: Backend> {
     scale: B::Matrix,
 }
 
-impl<B: Backend> Moe<B> {
-    pub(crate) fn expect(check: &mut Check<'_>, blk: &str, c: MoeConfig) {
-        let (d, f, e, s) = (c.n_embd, c.n_ff, c.n_expert, c.n_ff_shared);
-        check.tensor(&format!("{blk}.ffn_gate_inp.weight"), &[&[d, e]]);
-        let fused = format!("{blk}.ffn_gate_up_exps.weight");
-        if check.has(&fused) {
-            check.tensor(&fused, &[&[d, 2 * f, e]]);
-        } else {
-            check.tensor(&format!("{blk}.ffn_gate_exps.weight"), &[&[d, f, e]]);
-            check.tensor(&format!("{blk}.ffn_up_exps.weight"), &[&[d, f, e]]);
-        }
-        check.tensor(&format!("{blk}.ffn_down_exps.weight"), &[&[f, d, e]]);
-        check.tensor(&format!("{blk}.ffn_gate_inp_shexp.weight"), &[&[d]]);
-        check.tensor(&format!("{blk}.ffn_gate_shexp.weight"), &[&[d, s]]);
-        check.tensor(&format!("{blk}.ffn_up_shexp.weight"), &[&[d, s]]);
-        check.tensor(&format!("{blk}.ffn_down_shexp.weight"), &[&[s, d]]);
+pub(crate) fn expect(check: &mut Check<'_>, blk: &str, c: MoeConfig) {
+    let (d, f, e, s) = (c.n_embd, c.n_ff, c.n_expert, c.n_ff_shared);
+    check.matrix(&format!("{blk}.ffn_gate_inp.weight"), &[&[d, e]]);
+    let fused = format!("{blk}.ffn_gate_up_exps.weight");
+    if check.has(&fused) {
+        check.streamed(&fused, &[&[d, 2 * f, e]]);
+    } else {
+        check.streamed(&format!("{blk}.ffn_gate_exps.weight"), &[&[d, f, e]]);
+        check.streamed(&format!("{blk}.ffn_up_exps.weight"), &[&[d, f, e]]);
     }
+    check.streamed(&format!("{blk}.ffn_down_exps.weight"), &[&[f, d, e]]);
+    check.matrix(&format!("{blk}.ffn_gate_inp_shexp.weight"), &[&[d]]);
+    check.matrix(&format!("{blk}.ffn_gate_shexp.weight"), &[&[d, s]]);
+    check.matrix(&format!("{blk}.ffn_up_shexp.weight"), &[&[d, s]]);
+    check.matrix(&format!("{blk}.ffn_down_shexp.weight"), &[&[s, d]]);
+}
 
+/// Where the layer's routed experts are; the tensors must have passed [`expect`].
+pub(crate) fn spec(check: &Check<'_>, blk: &str, c: MoeConfig) -> Option<ExpertSpec> {
+    let tensor = |name: &str| check.file().tensor(&format!("{blk}.{name}.weight"));
+    let (gate, up) = match tensor("ffn_gate_up_exps") {
+        Some(fused) => (part(fused, c.n_ff, 0)?, part(fused, c.n_ff, c.n_ff)?),
+        None => (
+            part(tensor("ffn_gate_exps")?, c.n_ff, 0)?,
+            part(tensor("ffn_up_exps")?, c.n_ff, 0)?,
+        ),
+    };
+    let down = part(tensor("ffn_down_exps")?, c.n_embd, 0)?;
+    Some(ExpertSpec {
+        n_expert: c.n_expert,
+        k: c.k,
+        parts: [gate, up, down],
+    })
+}
+
+impl<B: Backend> Moe<B> {
     pub(crate) fn load(loader: &mut Loader<'_, B>, blk: &str) -> Result<Self> {
         Ok(Self {
             router: loader.matrix(&format!("{blk}.ffn_gate_inp.weight"))?,
@@ -55,24 +73,6 @@ impl<B: Backend> Moe<B> {
             up: loader.matrix(&format!("{blk}.ffn_up_shexp.weight"))?,
             down: loader.matrix(&format!("{blk}.ffn_down_shexp.weight"))?,
             scale: loader.matrix(&format!("{blk}.ffn_gate_inp_shexp.weight"))?,
-        })
-    }
-
-    /// Where the layer's routed experts are; the tensors must have passed [`Moe::expect`].
-    pub(crate) fn spec(check: &Check<'_>, blk: &str, c: MoeConfig) -> Option<ExpertSpec> {
-        let tensor = |name: &str| check.file().tensor(&format!("{blk}.{name}.weight"));
-        let (gate, up) = match tensor("ffn_gate_up_exps") {
-            Some(fused) => (part(fused, c.n_ff, 0)?, part(fused, c.n_ff, c.n_ff)?),
-            None => (
-                part(tensor("ffn_gate_exps")?, c.n_ff, 0)?,
-                part(tensor("ffn_up_exps")?, c.n_ff, 0)?,
-            ),
-        };
-        let down = part(tensor("ffn_down_exps")?, c.n_embd, 0)?;
-        Some(ExpertSpec {
-            n_expert: c.n_expert,
-            k: c.k,
-            parts: [gate, up, down],
         })
     }
 
@@ -87,6 +87,13 @@ impl<B: Backend> Moe<B> {
         )?;
         ws.routing.reset(ws.n_tokens, c.n_expert, c.k);
         b.route(&mut ws.rec, &ws.router, &mut ws.routing)?;
+        Ok(())
+    }
+
+    /// Logits of the first token of `ws.input` into `out`, without a choice.
+    pub(crate) fn predict(&self, b: &B, ws: &mut Workspace<B>, out: &mut [f32]) -> Result<()> {
+        b.matmul(&mut ws.rec, &self.router, &ws.input, 1, &mut ws.router)?;
+        b.read(&mut ws.rec, &ws.router, 0, out)?;
         Ok(())
     }
 

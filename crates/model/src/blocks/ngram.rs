@@ -57,23 +57,37 @@ pub(crate) struct Ngram<B: Backend> {
 
 const TABLE: &str = "per_layer_token_embd.weight";
 
-impl<B: Backend> Ngram<B> {
-    pub(crate) fn expect(check: &mut Check<'_>, c: &NgramConfig, s: Streams) {
-        let blk = format!("blk.{}", c.layer);
-        check.tensor(&format!("{blk}.ple_key.weight"), &[&[s.n_embd, s.wide()]]);
-        check.tensor(&format!("{blk}.ple_value.weight"), &[&[s.n_embd, s.n_embd]]);
-        for norm in ["key", "query", "conv"] {
-            s.expect_gamma(check, &format!("{blk}.ple_norm_{norm}.weight"));
-        }
-        check.tensor(
-            &format!("{blk}.ple_conv1d.weight"),
-            &[&[c.conv_taps, s.wide()]],
-        );
-        // Tables are padded, so only a lower bound of the row count is known.
-        let found = check.file().tensor(TABLE).map_or(0, |t| t.ne[1]);
-        check.tensor(TABLE, &[&[c.row_dim, to_usize(found.max(c.min_rows))]]);
+pub(crate) fn expect(check: &mut Check<'_>, c: &NgramConfig, s: Streams) {
+    let blk = format!("blk.{}", c.layer);
+    check.matrix(&format!("{blk}.ple_key.weight"), &[&[s.n_embd, s.wide()]]);
+    check.matrix(&format!("{blk}.ple_value.weight"), &[&[s.n_embd, s.n_embd]]);
+    for norm in ["key", "query", "conv"] {
+        s.expect_gamma(check, &format!("{blk}.ple_norm_{norm}.weight"));
     }
+    check.vector(
+        &format!("{blk}.ple_conv1d.weight"),
+        &[&[c.conv_taps, s.wide()]],
+    );
+    // Tables are padded, so only a lower bound of the row count is known.
+    let found = check.file().tensor(TABLE).map_or(0, |t| t.ne[1]);
+    check.streamed(TABLE, &[&[c.row_dim, to_usize(found.max(c.min_rows))]]);
+}
 
+/// Where the table is, and its stored type; it must have passed [`expect`].
+pub(crate) fn spec(check: &Check<'_>, c: &NgramConfig) -> Option<(RowSpec, QuantType)> {
+    let info = check.file().tensor(TABLE)?;
+    let rows = RowSpec {
+        tensor: info.name.clone(),
+        shard: info.file,
+        offset_bytes: info.offset_bytes,
+        row_bytes: to_usize(info.ty.row_bytes(info.ne[0])?),
+        n_rows: info.ne[1],
+        hash: c.hash.clone(),
+    };
+    Some((rows, QuantType::from_ggml(info.ty.id())?))
+}
+
+impl<B: Backend> Ngram<B> {
     pub(crate) fn load(
         loader: &mut Loader<'_, B>,
         c: &NgramConfig,
@@ -90,20 +104,6 @@ impl<B: Backend> Ngram<B> {
             table_ty,
             row_dim: c.row_dim,
         })
-    }
-
-    /// Where the table is, and its stored type; it must have passed [`Ngram::expect`].
-    pub(crate) fn spec(check: &Check<'_>, c: &NgramConfig) -> Option<(RowSpec, QuantType)> {
-        let info = check.file().tensor(TABLE)?;
-        let rows = RowSpec {
-            tensor: info.name.clone(),
-            shard: info.file,
-            offset_bytes: info.offset_bytes,
-            row_bytes: to_usize(info.ty.row_bytes(info.ne[0])?),
-            n_rows: info.ne[1],
-            hash: c.hash.clone(),
-        };
-        Some((rows, QuantType::from_ggml(info.ty.id())?))
     }
 
     /// Decodes the chunk's rows, `[n_tokens, rows_per_token, row_bytes]`, into `ws.ngram`.

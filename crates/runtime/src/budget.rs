@@ -1,8 +1,9 @@
 //! One number for all memory: what is taken for what, decided before anything large is read.
 //!
 //! Owns the split of the budget; the parts are measured by the crates that take them. Order of
-//! claims: dense weights, sequence state, the smallest arena and the smallest chunk are needs; what
-//! is left goes to intermediates (a larger chunk) up to a half, then to the arena.
+//! claims: dense weights, sequence state, the reader's buffers, the smallest arena and the smallest
+//! chunk are needs; what is left goes to intermediates (a larger chunk) up to a half, to transit
+//! slots up to a sixteenth, then to the arena.
 
 use thalweg_store::{ExpertLayout, RowTable};
 
@@ -12,6 +13,10 @@ use crate::{Error, Result};
 const MAX_AUTO_CHUNK: usize = 512;
 /// Largest row cache that is chosen.
 const MAX_ROW_CACHE_BYTES: u64 = 16 << 20;
+/// Transit slots where a layer has fewer slots than experts: one is loaded while one is used.
+const MIN_TRANSIT: usize = 2;
+/// Enough to keep a drive busy; more would be taken from the layers.
+const MAX_AUTO_TRANSIT: u64 = 24;
 
 /// The split of a budget. All figures in bytes unless named otherwise.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,10 +34,14 @@ pub struct MemoryPlan {
     pub row_cache_bytes: u64,
     /// What the backend takes beside buffers and weights: threads.
     pub overhead_bytes: u64,
-    /// Expert slots.
+    /// Buffers of the reader of experts.
+    pub reader_bytes: u64,
+    /// Expert slots: those of the layers and those in transit.
     pub arena_bytes: u64,
     /// Slots of each layer.
     pub slots: Vec<usize>,
+    /// Slots outside the layers.
+    pub transit_slots: usize,
     /// Tokens of the largest chunk.
     pub chunk_tokens: usize,
     /// Tokens of the longest sequence.
@@ -47,6 +56,7 @@ impl MemoryPlan {
             + self.workspace_bytes
             + self.row_cache_bytes
             + self.overhead_bytes
+            + self.reader_bytes
             + self.arena_bytes
     }
 }
@@ -57,6 +67,7 @@ pub(crate) struct Needs<'a> {
     pub(crate) dense_bytes: u64,
     pub(crate) state_bytes: u64,
     pub(crate) overhead_bytes: u64,
+    pub(crate) reader_bytes: u64,
     pub(crate) workspace_bytes_per_token: u64,
     /// Size of the table that is read by row; `None` without one.
     pub(crate) row_table_bytes: Option<u64>,
@@ -72,13 +83,16 @@ pub(crate) struct Wishes {
     pub(crate) budget_bytes: u64,
     pub(crate) chunk_tokens: Option<usize>,
     pub(crate) slots_per_layer: Option<usize>,
+    pub(crate) arena_bytes: Option<u64>,
+    pub(crate) transit_slots: Option<usize>,
 }
 
 /// Splits the budget.
 ///
 /// # Errors
 /// [`Error::Budget`] with the figures when the needs, or what was asked for, do not fit;
-/// [`Error::Option`] for a chunk of 0 or fewer slots than experts per token.
+/// [`Error::Option`] for a chunk of 0, for fewer slots than experts per token, and for no transit
+/// slots where there are fewer slots than experts.
 pub(crate) fn plan(needs: &Needs<'_>, wishes: Wishes) -> Result<MemoryPlan> {
     let n_ctx = needs.n_ctx;
     let n_layer = needs.layout.n_layer();
@@ -109,11 +123,26 @@ pub(crate) fn plan(needs: &Needs<'_>, wishes: Wishes) -> Result<MemoryPlan> {
         None => needs.k.get(l).copied().unwrap_or(0),
     };
     let least: Vec<usize> = (0..n_layer).map(slots_at_least).collect();
-    let min_arena_bytes = needs.layout.bytes_for(&least);
+    let lacks_slots = |slots: &[usize]| (0..n_layer).any(|l| slots[l] < expert_count(l));
+    let transit_bytes = |n: usize| (needs.layout.max_slot_bytes() as u64).saturating_mul(n as u64);
+    if wishes.transit_slots == Some(0) && wishes.slots_per_layer.is_some() && lacks_slots(&least) {
+        let expected = "at least 1 where a layer has fewer slots than experts".to_owned();
+        return Err(Error::Option {
+            option: "transit slots",
+            expected,
+            found: "0".to_owned(),
+        });
+    }
+    let min_transit = match lacks_slots(&least) {
+        true => wishes.transit_slots.unwrap_or(MIN_TRANSIT).max(1),
+        false => 0,
+    };
+    let min_arena_bytes = needs.layout.bytes_for(&least) + transit_bytes(min_transit);
 
     let workspace = |chunk: usize| needs.workspace_bytes_per_token.saturating_mul(chunk as u64);
     let min_chunk = wishes.chunk_tokens.map_or(1, |c| c.min(n_ctx));
-    let fixed = needs.dense_bytes + needs.state_bytes + needs.overhead_bytes + row_buffers;
+    let other_bytes = needs.overhead_bytes + needs.reader_bytes + row_buffers;
+    let fixed = needs.dense_bytes + needs.state_bytes + other_bytes;
     let needed_bytes = fixed + min_arena_bytes + workspace(min_chunk);
     let Some(free) = wishes.budget_bytes.checked_sub(needed_bytes) else {
         return Err(Error::Budget {
@@ -124,7 +153,7 @@ pub(crate) fn plan(needs: &Needs<'_>, wishes: Wishes) -> Result<MemoryPlan> {
             n_ctx,
             workspace_bytes: workspace(min_chunk),
             chunk_tokens: min_chunk,
-            other_bytes: needs.overhead_bytes + row_buffers,
+            other_bytes,
             min_arena_bytes,
             min_slots: least.iter().copied().max().unwrap_or(0),
         });
@@ -148,10 +177,30 @@ pub(crate) fn plan(needs: &Needs<'_>, wishes: Wishes) -> Result<MemoryPlan> {
             chunk
         }
     };
-    let for_arena = min_arena_bytes + free - (workspace(chunk_tokens) - workspace(min_chunk));
-    let slots = match wishes.slots_per_layer {
-        Some(_) => least,
-        None => needs.layout.slots_for_budget(for_arena),
+    let free = free - (workspace(chunk_tokens) - workspace(min_chunk));
+    let min_layers_bytes = min_arena_bytes - transit_bytes(min_transit);
+    let slots_for = |transit: usize| match wishes.slots_per_layer {
+        Some(_) => least.clone(),
+        None => {
+            let more = free - transit_bytes(transit - min_transit);
+            let most = wishes.arena_bytes.unwrap_or(u64::MAX);
+            let for_layers = (min_layers_bytes + more).min(most.max(min_layers_bytes));
+            needs.layout.slots_for_budget(for_layers)
+        }
+    };
+    let transit = match wishes.transit_slots {
+        Some(_) => min_transit,
+        None => {
+            let affordable = free / 16 / (needs.layout.max_slot_bytes() as u64).max(1);
+            let affordable = affordable.min(MAX_AUTO_TRANSIT) as usize;
+            affordable.max(min_transit)
+        }
+    };
+    // Where every expert has a slot nothing is ever in transit.
+    let all = slots_for(min_transit);
+    let (slots, transit) = match min_transit == 0 || !lacks_slots(&all) {
+        true => (all, 0),
+        false => (slots_for(transit), transit),
     };
     Ok(MemoryPlan {
         budget_bytes: wishes.budget_bytes,
@@ -160,8 +209,10 @@ pub(crate) fn plan(needs: &Needs<'_>, wishes: Wishes) -> Result<MemoryPlan> {
         workspace_bytes: workspace(chunk_tokens),
         row_cache_bytes: row_buffers + cache_bytes,
         overhead_bytes: needs.overhead_bytes,
-        arena_bytes: needs.layout.bytes_for(&slots),
+        reader_bytes: needs.reader_bytes,
+        arena_bytes: needs.layout.bytes_for(&slots) + transit_bytes(transit),
         slots,
+        transit_slots: transit,
         chunk_tokens,
         n_ctx,
     })

@@ -1,24 +1,22 @@
 //! One chunk of tokens through all layers: the schedule.
 //!
-//! Layer-major and expert-major: in each layer every needed expert is acquired once, in as many
-//! passes as the arena needs, and run over all its tokens. A decode step is a chunk of one token.
-//! The host decides the order of everything; results do not depend on it, because each choice of an
-//! expert has its own row of partial results and these are summed in rank order.
+//! Owns the order of a chunk's stages and what happens when one fails; the routed experts of a layer
+//! are `routed`. A decode step is a chunk of one token. Memory: working lists on the host, reused
+//! from chunk to chunk. Invariant: a chunk that fails leaves no trace in its session.
 
-use thalweg_backend::{Backend, ExpertJob, Routing};
-use thalweg_cache::{PolicyKind, RangeMean};
-use thalweg_model::ModelSpec;
-use thalweg_store::ExpertAccess;
+use thalweg_backend::Backend;
+use thalweg_cache::RangeMean;
 
-use crate::{Engine, Observer, Result, Session};
+use crate::picks::{Hints, Picks};
+use crate::{Engine, Error, Observer, Result, Session};
 
 /// Host-side working lists, reused from chunk to chunk.
 #[derive(Debug, Default)]
 pub(crate) struct ChunkScratch {
     row_ids: Vec<u64>,
     row_bytes: Vec<u8>,
-    picks: Picks,
-    hints: Hints,
+    pub(crate) picks: Picks,
+    pub(crate) hints: Hints,
     residual: Vec<f32>,
     logits: Vec<f32>,
     /// The session's range means as this chunk changes them.
@@ -39,24 +37,9 @@ pub(crate) enum Phase {
 }
 
 impl Phase {
-    fn leaves_logits(self) -> bool {
+    pub(crate) fn leaves_logits(self) -> bool {
         !matches!(self, Self::Prefill { is_last: false })
     }
-}
-
-/// A layer's choices, sorted by expert.
-#[derive(Debug, Default)]
-struct Picks {
-    /// Experts that are needed; for one token in descending weight, else by rising id.
-    needed: Vec<u16>,
-    /// First row of each needed expert's tokens, and the end of the last.
-    starts: Vec<usize>,
-    /// Tokens of all needed experts, one row each.
-    tokens: Vec<u32>,
-    /// Row of each (token, rank).
-    rows: Vec<u32>,
-    /// By expert: how many tokens chose it, then the next free row.
-    counts: Vec<u32>,
 }
 
 impl<B: Backend> Engine<B> {
@@ -96,6 +79,9 @@ impl<B: Backend> Engine<B> {
         self.model
             .embed(&self.backend, &mut self.ws, tokens, &self.scratch.row_bytes)?;
         for layer in 0..self.model.spec().n_layer {
+            if let Some(reason) = self.watchdog.as_ref().and_then(|w| w.tripped()) {
+                return Err(Error::Watchdog { reason });
+            }
             let (state, staging) = (&mut session.state, &mut self.staging);
             self.model
                 .route(&self.backend, &mut self.ws, state, staging, layer)?;
@@ -105,8 +91,7 @@ impl<B: Backend> Engine<B> {
                 bias.reroute(&mut self.ws.routing, layer, range, &self.store)?;
             }
             observer.on_routes(layer, before, &self.ws.routing);
-            self.model.shared(&self.backend, &mut self.ws, layer)?;
-            self.run_experts(layer)?;
+            self.run_experts(layer, phase)?;
             self.model
                 .combine(&self.backend, &mut self.ws, layer, &self.scratch.picks.rows)?;
             if observer.wants_residual() {
@@ -133,40 +118,6 @@ impl<B: Backend> Engine<B> {
             row_bytes.resize(row_ids.len() * spec.row_bytes, 0);
             table.fetch(row_ids, row_bytes)?;
         }
-        Ok(())
-    }
-
-    /// Acquires and runs the experts that the chunk's tokens chose in `layer`.
-    fn run_experts(&mut self, layer: usize) -> Result<()> {
-        let ChunkScratch { picks, hints, .. } = &mut self.scratch;
-        picks.sort(&self.ws.routing);
-        hints.set(&self.ws.routing, self.policy);
-        let spec: &ModelSpec = self.model.spec();
-        let experts = &spec.experts[layer];
-        let mut first = 0;
-        while first < picks.needed.len() {
-            let n = self.store.max_batch(layer).min(picks.needed.len() - first);
-            let access = ExpertAccess::new(self.clock, layer, &picks.needed[first..first + n]);
-            let lease = self.store.acquire_with(&hints.add(access))?;
-            let jobs = (0..n).map(|i| {
-                let (start, end) = (picks.starts[first + i], picks.starts[first + i + 1]);
-                let parts = [lease.part(i, 0), lease.part(i, 1), lease.part(i, 2)];
-                Ok(ExpertJob {
-                    expert: experts.view(parts)?,
-                    tokens: &picks.tokens[start..end],
-                    first_row: start,
-                })
-            });
-            let jobs = jobs.collect::<Result<Vec<_>>>()?;
-            self.backend.experts(
-                &mut self.ws.rec,
-                &jobs,
-                &self.ws.input,
-                &mut self.ws.partial,
-            )?;
-            first += n;
-        }
-        self.clock += 1;
         Ok(())
     }
 
@@ -200,113 +151,5 @@ impl<B: Backend> Engine<B> {
             }
         }
         Ok(())
-    }
-}
-
-/// What some policies learn from besides a token's choices.
-#[derive(Debug, Default)]
-struct Hints {
-    /// Experts ranked behind the chosen ones, as many as were chosen.
-    near: Vec<u16>,
-    /// Probability of every expert; empty where no policy asks.
-    probs: Vec<f32>,
-    ranked: Vec<u16>,
-}
-
-impl Hints {
-    /// Prepares what `policy` asks for. Only single tokens give hints: a chunk's choices have no
-    /// one ranking.
-    fn set(&mut self, routing: &Routing, policy: PolicyKind) {
-        self.near.clear();
-        self.probs.clear();
-        if routing.n_tokens() != 1 {
-            return;
-        }
-        let logits = routing.logits(0);
-        match policy {
-            PolicyKind::NearPickEma => {
-                let usable = |e: &u16| logits[usize::from(*e)].is_finite();
-                let chosen = routing.ids(0);
-                self.ranked.clear();
-                self.ranked
-                    .extend((0..routing.n_expert()).map(|e| e as u16));
-                self.ranked.retain(|e| usable(e) && !chosen.contains(e));
-                self.ranked.sort_by(|a, b| {
-                    logits[usize::from(*b)]
-                        .total_cmp(&logits[usize::from(*a)])
-                        .then(a.cmp(b))
-                });
-                self.near.extend(self.ranked.iter().take(routing.k()));
-            }
-            PolicyKind::InverseRouterEma => {
-                let finite = |z: f32| if z.is_finite() { z } else { f32::NEG_INFINITY };
-                let max = logits
-                    .iter()
-                    .map(|z| finite(*z))
-                    .fold(f32::NEG_INFINITY, f32::max);
-                self.probs
-                    .extend(logits.iter().map(|z| (finite(*z) - max).exp()));
-                let total: f32 = self.probs.iter().sum();
-                self.probs.iter_mut().for_each(|p| *p /= total);
-            }
-            _ => {}
-        }
-    }
-
-    fn add<'a>(&'a self, access: ExpertAccess<'a>) -> ExpertAccess<'a> {
-        let access = access.with_near(&self.near);
-        match self.probs.is_empty() {
-            true => access,
-            false => access.with_probs(&self.probs),
-        }
-    }
-}
-
-impl Picks {
-    /// Groups a chunk's choices by expert.
-    fn sort(&mut self, routing: &Routing) {
-        let Self {
-            needed,
-            starts,
-            tokens,
-            rows,
-            counts,
-        } = self;
-        let k = routing.k();
-        counts.clear();
-        counts.resize(routing.n_expert(), 0);
-        for t in 0..routing.n_tokens() {
-            for id in routing.ids(t) {
-                counts[usize::from(*id)] += 1;
-            }
-        }
-        needed.clear();
-        match routing.n_tokens() {
-            // The order of one token's choices is what policies learn from.
-            1 => needed.extend_from_slice(routing.ids(0)),
-            _ => needed.extend(
-                (0..routing.n_expert())
-                    .filter(|e| counts[*e] > 0)
-                    .map(|e| e as u16),
-            ),
-        }
-        starts.clear();
-        let mut row = 0;
-        for id in needed.iter() {
-            starts.push(row as usize);
-            let count = &mut counts[usize::from(*id)];
-            (row, *count) = (row + *count, row);
-        }
-        starts.push(row as usize);
-        tokens.resize(row as usize, 0);
-        rows.resize(routing.n_tokens() * k, 0);
-        for t in 0..routing.n_tokens() {
-            for (rank, id) in routing.ids(t).iter().enumerate() {
-                let next = &mut counts[usize::from(*id)];
-                tokens[*next as usize] = t as u32;
-                rows[t * k + rank] = *next;
-                *next += 1;
-            }
-        }
     }
 }

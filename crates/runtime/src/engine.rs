@@ -15,55 +15,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use thalweg_backend::{Backend, CpuBackend};
-use thalweg_cache::{Moce, PolicyKind, RangeMean};
+use thalweg_cache::{PolicyKind, RangeMean};
 use thalweg_gguf::Gguf;
 use thalweg_model::{Architecture, ModelSpec, Staging, Workspace};
+use thalweg_store::io::{self, ReaderKind};
 use thalweg_store::{
-    ExpertLayout, ExpertPartLayout, ExpertStore, ExpertStoreConfig, FileSet, PreadBackend,
-    ReadBackend, RowTable,
+    ExpertStore, ExpertStoreConfig, FileSet, LayerStats, Profile, ReadBackend, RowTable, WarmFill,
 };
 
+use crate::ahead::Ahead;
 use crate::bias::RoutingBias;
-use crate::budget::{self, MemoryPlan, Needs, Wishes};
+use crate::budget::MemoryPlan;
 use crate::chunk::{ChunkScratch, Phase};
-use crate::{Error, Observer, Result, Session, Silent, Stats, available_memory_bytes};
-
-/// Budget where the system does not say how much memory is available.
-const FALLBACK_BUDGET_BYTES: u64 = 4 << 30;
-
-/// How to open an engine. The default asks for three quarters of the available memory.
-#[derive(Debug, Clone)]
-pub struct EngineOptions {
-    /// Bytes for everything together; `None` is three quarters of what is available.
-    pub budget_bytes: Option<u64>,
-    /// Tokens of the longest sequence; prompts and replies must fit it.
-    pub n_ctx: usize,
-    /// Tokens that prefill takes in at once; `None` chooses by the budget.
-    pub chunk_tokens: Option<usize>,
-    /// Expert slots in each layer; `None` is as many as the budget holds.
-    pub slots_per_layer: Option<usize>,
-    /// Which expert makes room for another.
-    pub policy: PolicyKind,
-    /// Seed for policies that draw lots.
-    pub policy_seed: u64,
-    /// Cache-aware routing. Lossy unless its bias is off, which is the default: with it on, output
-    /// depends on what is resident, hence on history.
-    pub moce: Moce,
-}
-
-impl Default for EngineOptions {
-    fn default() -> Self {
-        Self {
-            budget_bytes: None,
-            n_ctx: 4096,
-            chunk_tokens: None,
-            slots_per_layer: None,
-            policy: PolicyKind::Lru,
-            policy_seed: 1,
-            moce: Moce::default(),
-        }
-    }
-}
+use crate::{
+    EngineOptions, Error, Note, Observer, Result, Session, Silent, Stats, SystemMemory, Watchdog,
+    lock, planning,
+};
 
 /// A model on backend `B` with its experts behind a bounded arena.
 #[derive(Debug)]
@@ -80,9 +47,20 @@ pub struct Engine<B: Backend = CpuBackend> {
     pub(crate) scratch: ChunkScratch,
     pub(crate) policy: PolicyKind,
     pub(crate) bias: Option<RoutingBias>,
+    pub(crate) ahead: Ahead,
+    pub(crate) switches: Switches,
+    pub(crate) watchdog: Option<Watchdog>,
+    notes: Vec<Note>,
     /// Counts steps of the expert store, so that policies see time pass.
     pub(crate) clock: u64,
     stats: Stats,
+}
+
+/// Options that decide what runs while reads are under way.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Switches {
+    pub(crate) expert_split: bool,
+    pub(crate) shared_overlap: bool,
 }
 
 impl<B: Backend> Engine<B> {
@@ -103,12 +81,14 @@ impl<B: Backend> Engine<B> {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn from_file(file: Gguf, backend: B, options: EngineOptions) -> Result<Self> {
-        Self::with_reader(file, backend, options, |files| {
-            Ok(Box::new(PreadBackend::new(files.clone())))
+        let kind = options.reader;
+        Self::open_with(file, backend, options, |files, n| {
+            Ok(io::open(kind, files.clone(), n)?)
         })
     }
 
-    /// As [`from_file`](Self::from_file), with a read backend of the caller's for routed experts.
+    /// As [`from_file`](Self::from_file), with a read backend of the caller's for routed experts,
+    /// whose memory is the caller's as well.
     ///
     /// # Errors
     /// As [`open`](Self::open), and whatever `reader` returns.
@@ -118,25 +98,54 @@ impl<B: Backend> Engine<B> {
         options: EngineOptions,
         reader: impl FnOnce(&FileSet) -> Result<Box<dyn ReadBackend>>,
     ) -> Result<Self> {
+        let options = EngineOptions {
+            reader: ReaderKind::Pread,
+            ..options
+        };
+        Self::open_with(file, backend, options, |files, _| reader(files))
+    }
+
+    fn open_with(
+        file: Gguf,
+        backend: B,
+        options: EngineOptions,
+        reader: impl FnOnce(&FileSet, std::num::NonZeroUsize) -> Result<Box<dyn ReadBackend>>,
+    ) -> Result<Self> {
         let paths: Vec<_> = (0..file.n_shards()).filter_map(|s| file.path(s)).collect();
         let files = FileSet::open(&paths)?;
+        // Everything that can be refused is, before anything large is read.
+        let outline = thalweg_model::outline(&file)?;
+        let (expert_files, layout) =
+            planning::expert_source(&file, &files, outline.spec(), &options)?;
+        let plan = planning::plan(
+            outline.as_ref(),
+            &layout,
+            backend.overhead_bytes(),
+            &options,
+        )?;
+        let bias = RoutingBias::new(options.moce, outline.spec())?;
         let model = thalweg_model::bind(&backend, &file)?;
         // The header was read through one handle, experts will be through another.
         file.verify_unchanged().map_err(Error::Changed)?;
 
         let spec = model.spec();
-        let layout = expert_layout(spec)?;
-        let k: Vec<usize> = spec.experts.iter().map(|e| e.k).collect();
-        let plan = plan(&backend, model.as_ref(), &layout, &k, &options)?;
         let config = ExpertStoreConfig {
             slots: plan.slots.clone(),
-            batch: k,
-            transit: 0,
+            batch: spec.experts.iter().map(|e| e.k).collect(),
+            transit: plan.transit_slots,
             policy: options.policy,
             seed: options.policy_seed,
         };
-        let read = reader(&files)?;
-        let mut store = ExpertStore::new(files.clone(), read, layout, config)?;
+        let n_reads = planning::reads_under_way(&options, plan.budget_bytes)?;
+        let read = reader(&expert_files, n_reads)?;
+        let mut notes: Vec<Note> = Vec::new();
+        if options.reader != ReaderKind::Pread
+            && let Some(path) = expert_files.first_buffered()
+        {
+            let path = path.to_owned();
+            notes.push(Note::BufferedReads { path });
+        }
+        let mut store = ExpertStore::new(expert_files, read, layout, config)?;
         store.set_check(weight_check(spec));
         let rows = match &spec.rows {
             Some(rows) => Some(RowTable::new(
@@ -150,12 +159,15 @@ impl<B: Backend> Engine<B> {
             )?),
             None => None,
         };
-        let bias = RoutingBias::new(options.moce, spec)?;
         let shape = model.workspace_shape();
         let ws = Workspace::new(&backend, shape, spec.n_vocab, plan.chunk_tokens)?;
         let staging = model.staging(&backend)?;
+        let watchdog = options
+            .watchdog
+            .map(|watch| Watchdog::start(watch, SystemMemory))
+            .transpose()?;
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
-        Ok(Self {
+        let mut engine = Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             backend,
             file,
@@ -168,9 +180,64 @@ impl<B: Backend> Engine<B> {
             scratch: ChunkScratch::default(),
             policy: options.policy,
             bias,
+            ahead: Ahead::new(options.read_ahead),
+            switches: Switches {
+                expert_split: options.expert_split,
+                shared_overlap: options.shared_overlap,
+            },
+            watchdog,
+            notes,
             clock: 0,
             stats: Stats::default(),
-        })
+        };
+        engine.note_what_is_inert(&options);
+        if options.lock_memory {
+            engine.notes.extend(lock::lock_all());
+        }
+        Ok(engine)
+    }
+
+    /// Collects what was asked for and has no effect.
+    fn note_what_is_inert(&mut self, options: &EngineOptions) {
+        let has_all = self.plan.transit_slots == 0;
+        let reads_ahead = options.read_ahead.is_on();
+        let blind = |w: &Watchdog| {
+            let watched = w.watches();
+            watched.floor_bytes.is_none() && watched.swap_out_limit_bytes.is_none()
+        };
+        let found = [
+            (reads_ahead && has_all, Note::NothingToReadAhead),
+            (
+                reads_ahead && !has_all && options.reader == ReaderKind::Pread,
+                Note::ReaderCannotReadAhead,
+            ),
+            (self.bias.is_some() && has_all, Note::BiasWithoutMisses),
+            (
+                self.watchdog.as_ref().is_some_and(blind),
+                Note::WatchdogIsBlind,
+            ),
+        ];
+        let found = found.into_iter().filter(|(is_so, _)| *is_so);
+        self.notes.extend(found.map(|(_, note)| note));
+    }
+
+    /// Fills free expert slots from a profile, hottest experts first in line, read in file order.
+    /// What was loaded is replaced like anything else. `progress` is told how many of how many are
+    /// loaded, and may end the fill there.
+    ///
+    /// # Errors
+    /// [`Error::Store`] for a profile of another model's shape, and for the first read that failed;
+    /// what had been loaded stays.
+    pub fn warm(
+        &mut self,
+        profile: &Profile,
+        progress: impl FnMut(usize, usize) -> ControlFlow<()>,
+    ) -> Result<WarmFill> {
+        let spec = self.model.spec();
+        let widest = spec.experts.iter().map(|e| e.n_expert).max().unwrap_or(0);
+        let shape = [spec.n_layer, widest].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
+        profile.expect_shape(shape[0], shape[1])?;
+        Ok(self.store.warm_fill(profile.ranking(), progress)?)
     }
 
     /// An empty sequence with room for the `n_ctx` tokens that the engine was opened for.
@@ -217,6 +284,9 @@ impl<B: Backend> Engine<B> {
         observer: &mut dyn Observer,
     ) -> Result<()> {
         self.check(session, tokens)?;
+        for file in 0..self.store.files().len() {
+            self.store.files().verify_header(file)?;
+        }
         let start = Instant::now();
         let mut done = 0;
         let result = tokens.chunks(self.plan.chunk_tokens).try_for_each(|chunk| {
@@ -257,6 +327,7 @@ impl<B: Backend> Engine<B> {
         self.run_chunk(session, &[token], Phase::Decode, observer)?;
         self.stats.decode_tokens += 1;
         self.stats.decode_time += start.elapsed();
+        self.ahead.end_step(&self.store.stats());
         Ok(())
     }
 
@@ -283,12 +354,20 @@ impl<B: Backend> Engine<B> {
     /// Counters since the engine was opened.
     pub fn stats(&self) -> Stats {
         let store = self.store.stats();
+        let io = self.store.io_stats();
         Stats {
             hits: store.hits,
+            guessed_hits: store.guessed_hits,
+            late_guesses: store.late_guesses,
             misses: store.misses,
+            guesses: store.guesses,
             expert_bytes: store.bytes_read,
+            wasted_bytes: store.wasted_bytes,
             wait: store.wait,
+            io_bytes: io.bytes_requested,
+            io_busy: io.busy,
             row_bytes: self.rows.as_ref().map_or(0, |r| r.stats().bytes_read),
+            read_ahead_pauses: self.ahead.n_pauses,
             bad_router_rows: self.scratch.bad_router_rows,
             biased_picks: self.bias.as_ref().map_or(0, |b| b.picks),
             swapped_picks: self.bias.as_ref().map_or(0, |b| b.swapped),
@@ -296,6 +375,25 @@ impl<B: Backend> Engine<B> {
             biased_choices: self.bias.as_ref().map_or(0, |b| b.choices),
             ..self.stats
         }
+    }
+
+    /// Counters of each layer since the engine was opened.
+    pub fn layer_stats(&self) -> Vec<LayerStats> {
+        let n_layer = self.model.spec().n_layer;
+        let layers = (0..n_layer).map(|l| self.store.layer_stats(l));
+        layers.map(Option::unwrap_or_default).collect()
+    }
+
+    /// What was asked for and has no effect, or less than one would think.
+    pub fn notes(&self) -> Vec<Note> {
+        let mut notes = self.notes.clone();
+        if self.ahead.n_pauses > 0 {
+            notes.push(Note::ReadAheadPaused {
+                n_pauses: self.ahead.n_pauses,
+                precision: self.ahead.last_precision,
+            });
+        }
+        notes
     }
 
     fn check(&self, session: &Session<B>, tokens: &[u32]) -> Result<()> {
@@ -321,72 +419,6 @@ impl<B: Backend> Engine<B> {
             None => Ok(()),
         }
     }
-}
-
-fn plan<B: Backend>(
-    backend: &B,
-    model: &dyn Architecture<B>,
-    layout: &ExpertLayout,
-    k: &[usize],
-    options: &EngineOptions,
-) -> Result<MemoryPlan> {
-    const F32: u64 = size_of::<f32>() as u64;
-    let spec = model.spec();
-    let n_ctx = options.n_ctx;
-    if n_ctx == 0 || n_ctx > spec.n_ctx_train {
-        let expected = format!("1..={} (the model's context)", spec.n_ctx_train);
-        return Err(Error::Option {
-            option: "context",
-            expected,
-            found: n_ctx.to_string(),
-        });
-    }
-    // Logits of the session, of the step and of the head, and a sampler's candidates.
-    let vocabulary_rows = 6 * spec.n_vocab;
-    let state = model.state_len(n_ctx) + model.staging_len() + vocabulary_rows;
-    let rows_per_token = spec
-        .rows
-        .as_ref()
-        .map_or(0, |r| r.row_bytes * r.hash.rows_per_token());
-    let needs = Needs {
-        dense_bytes: spec.dense_bytes,
-        overhead_bytes: backend.overhead_bytes(),
-        state_bytes: state as u64 * F32 + n_ctx as u64 * F32,
-        workspace_bytes_per_token: model.workspace_shape().len_per_token() as u64 * F32
-            + rows_per_token as u64,
-        row_table_bytes: spec.rows.as_ref().map(|r| r.n_rows * r.row_bytes as u64),
-        layout,
-        k,
-        n_ctx,
-    };
-    let budget_bytes = options.budget_bytes.unwrap_or_else(|| {
-        available_memory_bytes().map_or(FALLBACK_BUDGET_BYTES, |bytes| bytes / 4 * 3)
-    });
-    let wishes = Wishes {
-        budget_bytes,
-        chunk_tokens: options.chunk_tokens,
-        slots_per_layer: options.slots_per_layer,
-    };
-    budget::plan(&needs, wishes)
-}
-
-/// Where the store finds each part of each expert.
-fn expert_layout(spec: &ModelSpec) -> Result<ExpertLayout> {
-    let mut layout = ExpertLayout::new();
-    for experts in &spec.experts {
-        let parts: Vec<_> = experts
-            .parts
-            .iter()
-            .map(|p| ExpertPartLayout {
-                file: p.shard,
-                offset_bytes: p.offset_bytes,
-                stride_bytes: p.stride_bytes,
-                len_bytes: p.len_bytes,
-            })
-            .collect();
-        layout.push_layer(experts.n_expert, &parts)?;
-    }
-    Ok(layout)
 }
 
 /// Refuses freshly read experts that hold values which are not finite.

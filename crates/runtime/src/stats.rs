@@ -16,10 +16,24 @@ pub struct Stats {
     pub decode_time: Duration,
     /// Experts that a layer needed and found in the arena.
     pub hits: u64,
+    /// Experts that a layer needed, were not resident, and had been guessed.
+    pub guessed_hits: u64,
+    /// Those of them that were still on their way.
+    pub late_guesses: u64,
     /// Experts that a layer needed and had to read.
     pub misses: u64,
+    /// Reads ahead that were started.
+    pub guesses: u64,
     /// Bytes read for experts.
     pub expert_bytes: u64,
+    /// Those of them that nobody asked for.
+    pub wasted_bytes: u64,
+    /// Bytes that the reader of experts asked of the system: whole aligned windows.
+    pub io_bytes: u64,
+    /// Time during which at least one of its reads was under way.
+    pub io_busy: Duration,
+    /// Times that reading ahead paused itself.
+    pub read_ahead_pauses: u64,
     /// Bytes read for table rows.
     pub row_bytes: u64,
     /// Time spent waiting for reads.
@@ -45,8 +59,15 @@ impl Stats {
             decode_tokens: self.decode_tokens - earlier.decode_tokens,
             decode_time: self.decode_time - earlier.decode_time,
             hits: self.hits - earlier.hits,
+            guessed_hits: self.guessed_hits - earlier.guessed_hits,
+            late_guesses: self.late_guesses - earlier.late_guesses,
             misses: self.misses - earlier.misses,
+            guesses: self.guesses - earlier.guesses,
             expert_bytes: self.expert_bytes - earlier.expert_bytes,
+            wasted_bytes: self.wasted_bytes - earlier.wasted_bytes,
+            io_bytes: self.io_bytes - earlier.io_bytes,
+            io_busy: self.io_busy.saturating_sub(earlier.io_busy),
+            read_ahead_pauses: self.read_ahead_pauses - earlier.read_ahead_pauses,
             row_bytes: self.row_bytes - earlier.row_bytes,
             wait: self.wait - earlier.wait,
             bad_router_rows: self.bad_router_rows - earlier.bad_router_rows,
@@ -57,10 +78,37 @@ impl Stats {
         }
     }
 
+    /// Experts that layers needed, however they came.
+    pub fn needed(&self) -> u64 {
+        self.hits + self.guessed_hits + self.misses
+    }
+
     /// Share of needed experts that were resident; `None` before any was needed.
     pub fn hit_rate(&self) -> Option<f64> {
-        let needed = self.hits + self.misses;
-        (needed > 0).then(|| self.hits as f64 / needed as f64)
+        share(self.hits, self.needed())
+    }
+
+    /// Share of needed experts that were resident or guessed; `None` before any was needed.
+    pub fn combined_hit_rate(&self) -> Option<f64> {
+        share(self.hits + self.guessed_hits, self.needed())
+    }
+
+    /// Share of guesses that were asked for; `None` without guesses.
+    pub fn precision(&self) -> Option<f64> {
+        share(self.guessed_hits, self.guesses)
+    }
+
+    /// Share of the experts which were not resident that had been guessed; `None` without guesses.
+    pub fn recall(&self) -> Option<f64> {
+        let absent = self.guessed_hits + self.misses;
+        share(self.guessed_hits, absent).filter(|_| self.guesses > 0)
+    }
+
+    /// Rate of the reader of experts while it was reading, in 1e9 bytes a second; `None` before
+    /// the first read and from readers that do not count.
+    pub fn io_gb_per_s(&self) -> Option<f64> {
+        let seconds = self.io_busy.as_secs_f64();
+        (self.io_bytes > 0 && seconds > 0.0).then(|| self.io_bytes as f64 / seconds / 1e9)
     }
 
     /// Share of the model's own choices that a routing bias kept; `None` without biased decisions.
@@ -93,4 +141,8 @@ impl Stats {
 
 fn rate(n: u64, time: Duration) -> Option<f64> {
     (n > 0 && !time.is_zero()).then(|| n as f64 / time.as_secs_f64())
+}
+
+fn share(n: u64, of: u64) -> Option<f64> {
+    (of > 0).then(|| n as f64 / of as f64)
 }

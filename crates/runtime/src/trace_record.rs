@@ -266,7 +266,7 @@ mod tests {
     use super::*;
     use crate::{CpuBackend, CpuOptions, Engine, EngineOptions, PolicyKind};
     use std::path::Path;
-    use thalweg_cache::sim::{Scope, SimConfig, Simulator, replay};
+    use thalweg_cache::sim::{Scope, SimConfig, replay};
     use thalweg_cache::{Access, AccessLog, ExpertKey, Key, KeySpace};
     use thalweg_testkit::SmallModel;
     use thalweg_trace::TraceFile;
@@ -384,18 +384,36 @@ mod tests {
         }
     }
 
+    /// A layer's arena by the definition: least recently used first.
+    #[derive(Default, Clone)]
+    struct Recency(Vec<u16>);
+
+    impl Recency {
+        /// Takes a batch in, most recent first, and returns how many of it were missing.
+        fn access(&mut self, batch: &[u16], slots: usize) -> u64 {
+            let missing: Vec<u16> = batch
+                .iter()
+                .copied()
+                .filter(|e| !self.0.contains(e))
+                .collect();
+            while self.0.len() + missing.len() > slots {
+                let oldest = self.0.iter().position(|r| !batch.contains(r));
+                self.0.remove(oldest.expect("a batch fits the slots"));
+            }
+            self.0.retain(|r| !batch.contains(r));
+            self.0.extend(batch.iter().rev());
+            missing.len() as u64
+        }
+    }
+
     #[test]
     fn a_chunked_prompt_reads_the_union_of_each_chunk_minus_what_is_resident() {
         let (_folder, path) = small();
+        let slots = 6;
+        let (file, _) = record(&path, 1, 16, 1);
+        let trace = file.trace();
         let mut reads = Vec::new();
         for chunk in [1, 5, 12, 36] {
-            let slots = 6;
-            let (file, _) = record(&path, 1, 16, 1);
-            let trace = file.trace();
-            let shape = *trace.shape();
-            let n_expert = u16::try_from(shape.n_expert).expect("small");
-            let n_layer = u16::try_from(shape.n_layer).expect("small");
-            let space = KeySpace::new(n_layer, n_expert);
             let mut engine = engine(&path, chunk, slots, 1);
             let mut session = engine.session().expect("memory");
             let prompt: Vec<u32> = trace.tokens().take(36).map(|t| t.id()).collect();
@@ -403,30 +421,45 @@ mod tests {
                 .prefill(&mut session, &prompt, &mut crate::Silent)
                 .expect("runs");
 
-            // The arena takes a union in passes of as many as it has slots, by rising id; a chunk
-            // of one token keeps the order of the choice.
-            let config = SimConfig::new(PolicyKind::Lru, space, slots as u32, slots as u32)
-                .with_scope(Scope::PerLayer);
-            let mut simulator = Simulator::new(&config, None).expect("valid");
+            let mut layers = vec![Recency::default(); trace.shape().n_layer as usize];
+            let mut counted = 0;
             let rows: Vec<_> = trace.tokens().take(36).collect();
-            for (clock, tokens) in (0..).zip(rows.chunks(chunk)) {
-                for layer in 0..n_layer {
-                    let choices = tokens.iter().filter_map(|t| t.layer(layer.into()));
-                    let mut union: Vec<u16> = choices.flat_map(|c| c.experts()).collect();
-                    if tokens.len() > 1 {
-                        union.sort_unstable();
-                        union.dedup();
+            let n_chunks = rows.len().div_ceil(chunk);
+            for (i, tokens) in rows.chunks(chunk).enumerate() {
+                for (layer, arena) in (0..).zip(&mut layers) {
+                    let choices = tokens.iter().rev().filter_map(|t| t.layer(layer));
+                    let mut union: Vec<u16> = Vec::new();
+                    for e in choices.flat_map(|c| c.experts()) {
+                        if !union.contains(&e) {
+                            union.push(e);
+                        }
                     }
-                    for pass in union.chunks(slots) {
-                        let key = |&e: &u16| space.key(ExpertKey::new(layer, e));
-                        let keys: Vec<Key> = pass.iter().filter_map(key).collect();
-                        let access = Access::new(clock, &keys);
-                        simulator.access(&access).expect("valid");
+                    if union.len() <= slots {
+                        counted += arena.access(&union, slots);
+                        continue;
                     }
+                    let missing = |e: &&u16| !arena.0.contains(*e);
+                    // The last chunk leaves its most recent choices, others fill what is free.
+                    let kept: Vec<u16> = match i + 1 == n_chunks {
+                        true => union[..slots].to_vec(),
+                        false => union
+                            .iter()
+                            .filter(missing)
+                            .take(slots - arena.0.len())
+                            .copied()
+                            .collect(),
+                    };
+                    let streamed = union.iter().filter(missing);
+                    counted += streamed.filter(|e| !kept.contains(e)).count() as u64;
+                    counted += arena.access(&kept, slots);
                 }
             }
-            let counted = simulator.report().total.n_misses;
             assert_eq!(engine.stats().misses, counted, "chunk of {chunk}");
+            for (l, arena) in layers.iter().enumerate() {
+                for e in 0..16 {
+                    assert_eq!(engine.store.is_resident(l, e), arena.0.contains(&e));
+                }
+            }
             reads.push(counted);
         }
         // The larger the chunk, the less is read twice.

@@ -17,10 +17,15 @@ use crate::{ALIGNMENT_BYTES, AlignedBuf, Error, Result, SlotBuf};
 /// What a slot holds while its content is not valid, in debug builds: NaN, read as any float.
 pub(crate) const POISON: u8 = 0xFF;
 
+/// Slots from here on begin at multiples of [`LARGE_ALIGNMENT_BYTES`]: little beside their size.
+const LARGE_SLOT_BYTES: usize = 1 << 20;
+/// The largest page of common systems (macOS on ARM), so that whole slots can be given to a device.
+const LARGE_ALIGNMENT_BYTES: usize = 16 << 10;
+
 /// Slots of one size that are wanted together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Region {
-    /// Bytes of a slot; rounded up to [`ALIGNMENT_BYTES`].
+    /// Bytes of a slot; rounded up to [`ALIGNMENT_BYTES`], from 1 MiB on to 16 KiB.
     pub slot_bytes: usize,
     /// Number of slots.
     pub n_slots: usize,
@@ -232,7 +237,11 @@ impl Arena {
 
 /// Bytes from one slot to the next; `None` when they cannot be addressed.
 pub(crate) fn stride_bytes(slot_bytes: usize) -> Option<usize> {
-    slot_bytes.checked_next_multiple_of(ALIGNMENT_BYTES)
+    let alignment = match slot_bytes {
+        LARGE_SLOT_BYTES.. => LARGE_ALIGNMENT_BYTES,
+        _ => ALIGNMENT_BYTES,
+    };
+    slot_bytes.checked_next_multiple_of(alignment)
 }
 
 #[cfg(test)]
@@ -269,6 +278,24 @@ mod tests {
             (arena.slot(0, 2), arena.slot(3, 0), arena.slot(5, 0)),
             (None, None, None)
         );
+    }
+
+    #[test]
+    fn large_slots_are_whole_pages_of_any_system() {
+        let mib = 1 << 20;
+        for (slot, stride) in [
+            (0, 0),
+            (1, 4096),
+            (mib - 4096, mib - 4096),
+            (mib - 1, mib),
+            (mib, mib),
+            (mib + 1, mib + 16_384),
+            (1_382_400, 1_392_640),
+        ] {
+            assert_eq!(stride_bytes(slot), Some(stride));
+            assert_eq!(stride_bytes(stride), Some(stride), "rounding again changes nothing");
+        }
+        assert_eq!(stride_bytes(usize::MAX - 4096), None);
     }
 
     #[test]

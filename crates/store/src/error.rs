@@ -203,6 +203,30 @@ pub enum Error {
         /// Bytes from one expert to the next.
         stride_bytes: u64,
     },
+    /// A bundled layer whose experts do not begin where a direct read can.
+    #[error(
+        "bundles of layer {layer} begin at {offset_bytes}, {stride_bytes} bytes apart: not \
+         multiples of {}",
+        crate::ALIGNMENT_BYTES
+    )]
+    UnalignedBundle {
+        /// The layer.
+        layer: usize,
+        /// Where its first bundle begins.
+        offset_bytes: u64,
+        /// Bytes from one to the next.
+        stride_bytes: u64,
+    },
+    /// Bundles longer than the distance from one to the next.
+    #[error("bundles of layer {layer} have {len_bytes} bytes, {stride_bytes} bytes apart")]
+    BadBundle {
+        /// The layer.
+        layer: usize,
+        /// Bytes of one expert.
+        len_bytes: u64,
+        /// Bytes from one to the next.
+        stride_bytes: u64,
+    },
     /// A part or a table extends beyond its file.
     #[error("{what} ends at {end_bytes}, beyond the {len_bytes} bytes of {}", path.display())]
     BeyondFile {
@@ -395,6 +419,42 @@ pub enum Error {
         path: Option<PathBuf>,
         /// What is wrong.
         fault: crate::ProfileFault,
+    },
+    /// A file of bundled experts is not what it should be.
+    #[error("bundled experts{} are not usable: {fault}", OfPath(path.as_deref()))]
+    Bundle {
+        /// Its file, if it was read from one.
+        path: Option<PathBuf>,
+        /// What is wrong.
+        fault: crate::BundleFault,
+    },
+    /// Experts that the bundle format cannot express.
+    #[error("experts of layer {layer} cannot be bundled: {what} is {found}, expected {expected}")]
+    Unbundleable {
+        /// The layer.
+        layer: usize,
+        /// The figure.
+        what: &'static str,
+        /// What it would have to be, or at most.
+        expected: u64,
+        /// What it is.
+        found: u64,
+    },
+    /// A file would be written over one that it is made from.
+    #[error("{} is one of the files that are read; write to another", path.display())]
+    TargetIsSource {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The caller ended a long piece of work.
+    #[error("{what} was stopped after {done_bytes} of {total_bytes} bytes")]
+    Stopped {
+        /// The work.
+        what: &'static str,
+        /// Bytes done.
+        done_bytes: u64,
+        /// Bytes in all.
+        total_bytes: u64,
     },
     /// `validate` found a broken invariant: a fault of this crate, not of its caller.
     #[error("invariant {invariant} of the {owner} is broken at {place}")]

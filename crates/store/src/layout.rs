@@ -2,14 +2,16 @@
 //!
 //! Owns the arithmetic from (layer, expert) to file ranges and the sizes that a memory plan needs.
 //! Does not own files or memory. Invariants: 1. no file offset of any expert overflows; 2. parts do
-//! not overlap within a slot and begin at multiples of [`PART_ALIGNMENT_BYTES`]. Cost: a few words
-//! a part; `slots_for_budget` is O(layers * log experts).
+//! not overlap within a slot; 3. they begin at multiples of [`PART_ALIGNMENT_BYTES`], or the layer
+//! is bundled: then they lie back to back in file and slot, and an expert begins at a multiple of
+//! [`ALIGNMENT_BYTES`] in both, so that it is one read without a copy. Cost: a few words a part;
+//! `slots_for_budget` is O(layers * log experts).
 
 use crate::arena::{Region, stride_bytes};
 use crate::error::Extent;
-use crate::{AlignedBuf, Error, FileSet, Result, Segment};
+use crate::{ALIGNMENT_BYTES, AlignedBuf, Error, FileSet, Result, Segment};
 
-/// Alignment of each part within a slot: a cache line, the widest vector load.
+/// Alignment of each part within a slot, unless the layer is bundled: a cache line.
 pub const PART_ALIGNMENT_BYTES: usize = 64;
 
 /// Experts that a `u16` id can name, one value kept free.
@@ -81,6 +83,77 @@ impl ExpertLayout {
     /// [`Error::TooManyExperts`]; [`Error::NoParts`] and [`Error::BadPart`], which a layer without
     /// experts cannot cause; [`Error::TooLarge`] when an offset or a size overflows.
     pub fn push_layer(&mut self, n_expert: usize, parts: &[ExpertPartLayout]) -> Result<()> {
+        self.push(n_expert, parts, PART_ALIGNMENT_BYTES)
+    }
+
+    /// Appends a layer whose experts are bundles: expert `e` is all of its parts, back to back, at
+    /// `offset_bytes + e * stride_bytes` of a file, and lies so in its slot. A read of it is one
+    /// segment, which a direct read takes straight into the slot.
+    ///
+    /// # Errors
+    /// As [`push_layer`](Self::push_layer); [`Error::UnalignedBundle`] unless place and distance
+    /// are multiples of [`ALIGNMENT_BYTES`]; [`Error::BadBundle`] for one longer than the distance.
+    ///
+    /// ```
+    /// use thalweg_store::ExpertLayout;
+    /// let mut layout = ExpertLayout::new();
+    /// layout.push_bundled_layer(8, 0, 16_384, 16_384, &[5000, 5000, 6000])?;
+    /// let segments = layout.segments(0, 2).unwrap();
+    /// assert_eq!(segments.len(), 1);
+    /// assert_eq!((segments[0].offset_bytes, segments[0].len_bytes), (3 * 16_384, 16_000));
+    /// # Ok::<(), thalweg_store::Error>(())
+    /// ```
+    pub fn push_bundled_layer(
+        &mut self,
+        n_expert: usize,
+        file: usize,
+        offset_bytes: u64,
+        stride_bytes: u64,
+        part_bytes: &[u64],
+    ) -> Result<()> {
+        let layer = self.layers.len();
+        let alignment = ALIGNMENT_BYTES as u64;
+        if !offset_bytes.is_multiple_of(alignment) || !stride_bytes.is_multiple_of(alignment) {
+            return Err(Error::UnalignedBundle {
+                layer,
+                offset_bytes,
+                stride_bytes,
+            });
+        }
+        let mut parts = Vec::with_capacity(part_bytes.len());
+        let mut len_bytes = 0_u64;
+        for &part in part_bytes {
+            let what = "a file offset";
+            let offset_bytes = offset_bytes
+                .checked_add(len_bytes)
+                .ok_or(Error::TooLarge { what })?;
+            parts.push(ExpertPartLayout {
+                file,
+                offset_bytes,
+                stride_bytes,
+                len_bytes: part,
+            });
+            len_bytes = len_bytes
+                .checked_add(part)
+                .ok_or(Error::TooLarge { what })?;
+        }
+        if n_expert > 0 && len_bytes > stride_bytes {
+            return Err(Error::BadBundle {
+                layer,
+                len_bytes,
+                stride_bytes,
+            });
+        }
+        self.push(n_expert, &parts, 1)
+    }
+
+    /// Appends a layer whose parts begin at multiples of `alignment` in the slot.
+    fn push(
+        &mut self,
+        n_expert: usize,
+        parts: &[ExpertPartLayout],
+        alignment: usize,
+    ) -> Result<()> {
         let layer = self.layers.len();
         if n_expert > MAX_EXPERTS {
             return Err(Error::TooManyExperts {
@@ -117,7 +190,7 @@ impl ExpertLayout {
                     what: "a file offset",
                 });
             }
-            let start = end.checked_next_multiple_of(PART_ALIGNMENT_BYTES);
+            let start = end.checked_next_multiple_of(alignment);
             let len = usize::try_from(source.len_bytes).ok();
             let Some((start, len, next)) = start
                 .zip(len)
@@ -161,7 +234,8 @@ impl ExpertLayout {
         self.layers.get(layer).map_or(0, |l| l.parts.len())
     }
 
-    /// Bytes of a slot of a layer, a multiple of the page size; `None` out of range.
+    /// Bytes of a slot of a layer, a multiple of [`ALIGNMENT_BYTES`] and from 1 MiB on of 16 KiB;
+    /// `None` out of range.
     #[must_use]
     pub fn slot_bytes(&self, layer: usize) -> Option<usize> {
         self.layers.get(layer).map(|l| l.slot_bytes)
@@ -390,6 +464,89 @@ mod tests {
             .collect();
         // The third begins at 228 in the file but at 256 in the slot.
         assert_eq!(places, [(400, 228, 0), (628, 9, 256)]);
+    }
+
+    #[test]
+    fn a_bundle_is_one_segment_whatever_the_lengths_of_its_parts() {
+        let mut layout = ExpertLayout::new();
+        layout
+            .push_bundled_layer(3, 1, 8192, 4096, &[100, 1, 999])
+            .unwrap();
+        let segment = |expert| Segment {
+            file: 1,
+            offset_bytes: 8192 + 4096 * expert,
+            len_bytes: 1100,
+            dst_bytes: 0,
+        };
+        for expert in 0..3 {
+            assert_eq!(
+                layout.segments(0, expert),
+                Some(vec![segment(u64::from(expert))])
+            );
+        }
+        let part = layout.part(0, 2, 2).unwrap();
+        assert_eq!(
+            (part.offset_bytes, part.dst_bytes, part.len_bytes),
+            (16_384 + 101, 101, 999)
+        );
+        assert_eq!(
+            (layout.slot_bytes(0), layout.expert_bytes(0)),
+            (Some(4096), 1100)
+        );
+        layout.push_bundled_layer(0, 1, 0, 0, &[]).unwrap();
+        assert_eq!((layout.n_expert(1), layout.slot_bytes(1)), (0, Some(0)));
+    }
+
+    #[test]
+    fn bundles_that_could_not_be_read_at_once_are_refused() {
+        let refused = |offset, stride, parts: &[u64]| {
+            let mut layout = ExpertLayout::new();
+            layout
+                .push_bundled_layer(2, 0, offset, stride, parts)
+                .unwrap_err()
+        };
+        for (offset, stride) in [(4096, 4097), (100, 4096)] {
+            let error = refused(offset, stride, &[8]);
+            assert!(matches!(error, Error::UnalignedBundle { .. }), "{error}");
+        }
+        let error = refused(0, 4096, &[4000, 97]);
+        let Error::BadBundle { len_bytes: 4097, .. } = error else {
+            panic!("{error}");
+        };
+        assert!(matches!(
+            refused(0, 4096, &[5, 0]),
+            Error::BadPart { part: 1, .. }
+        ));
+        assert!(matches!(refused(0, 4096, &[]), Error::NoParts { .. }));
+        let last = u64::MAX - 4095;
+        assert!(matches!(refused(4096, last, &[8]), Error::TooLarge { .. }));
+        assert!(matches!(
+            refused(last, last, &[4000, 1000]),
+            Error::TooLarge { .. }
+        ));
+    }
+
+    #[test]
+    fn a_budget_of_3_4_gb_holds_2441_experts_of_a_large_model() {
+        let mut scattered = ExpertLayout::new();
+        let mut bundled = ExpertLayout::new();
+        for layer in 0..48 {
+            let third = 1_382_400 / 3;
+            let at = |i: u64| 256 * third * (3 * layer + i);
+            let parts = [0, 1, 2].map(|i| part(at(i), third, third));
+            scattered.push_layer(256, &parts).unwrap();
+            let offset = 16_384 + layer * 256 * 1_392_640;
+            bundled
+                .push_bundled_layer(256, 0, offset, 1_392_640, &[third; 3])
+                .unwrap();
+        }
+        for layout in [scattered, bundled] {
+            let slots = layout.slots_for_budget(3_400_000_000);
+            assert_eq!(slots.iter().sum::<usize>(), 2441);
+            assert_eq!((slots[0], slots[40], slots[41], slots[47]), (51, 51, 50, 50));
+            let slots = layout.slots_for_budget(7_000_000_000);
+            assert_eq!(slots.iter().sum::<usize>(), 5026);
+        }
     }
 
     #[test]

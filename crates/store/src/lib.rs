@@ -4,6 +4,7 @@
 mod arena;
 mod block_cache;
 mod buf;
+pub mod bundle;
 mod error;
 mod experts;
 mod files;
@@ -12,9 +13,11 @@ mod layout;
 pub mod probe;
 mod profile;
 mod rows;
+mod unfinished;
 
 pub use arena::{Arena, Region, SizeClass};
 pub use buf::{ALIGNMENT_BYTES, AlignedBuf, SlotBuf};
+pub use bundle::{BundleFault, BundleFile};
 pub use error::{Change, CheckError, Error, Extent, Result};
 pub use experts::{
     ContentCheck, ExpertAccess, ExpertStore, ExpertStoreConfig, LayerStats, Lease, StoreStats,

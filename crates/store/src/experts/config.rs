@@ -123,13 +123,13 @@ impl<'a> ExpertAccess<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct StoreStats {
-    /// Experts asked for and found resident.
+    /// Experts asked for and found resident; of a stream, those that it handed out.
     pub hits: u64,
     /// Experts asked for, not resident, for which a read-ahead had been started.
     pub guessed_hits: u64,
     /// Those of them whose read-ahead was still under way.
     pub late_guesses: u64,
-    /// Experts asked for and read then.
+    /// Experts asked for and read then; of a stream, those that it handed out.
     pub misses: u64,
     /// Read-aheads started.
     pub guesses: u64,
@@ -139,9 +139,11 @@ pub struct StoreStats {
     pub reads: u64,
     /// Bytes read, those of failed reads not included.
     pub bytes_read: u64,
-    /// Bytes of read-aheads that nobody asked for; part of `bytes_read`.
+    /// Bytes of read-aheads that nobody asked for, and of what a stream read and did not hand out;
+    /// part of `bytes_read`.
     pub wasted_bytes: u64,
-    /// Acquires that failed; their experts count neither as hits nor as misses.
+    /// Acquires and streams that failed. The experts of a failed acquire count neither as hits nor
+    /// as misses.
     pub failures: u64,
     /// Time spent waiting for reads with nothing else to do.
     pub wait: Duration,

@@ -110,18 +110,19 @@ impl Flights {
         }
         self.push();
         let start = Instant::now();
-        let n_queued = self.queue.len();
-        let n_out = self.targets.len() - n_queued;
-        self.backend.wait(&mut self.done);
-        self.land();
-        if self.landed.is_empty() {
-            let error = match n_out {
-                0 => Error::OperationRefused,
-                n_lost => Error::OperationsLost { n_lost },
-            };
-            self.give_up_queue();
-            self.targets.clear();
-            return Err(error);
+        while self.landed.is_empty() {
+            let n_out = self.targets.len() - self.queue.len();
+            self.backend.wait(&mut self.done);
+            if self.done.is_empty() {
+                self.give_up_queue();
+                self.targets.clear();
+                return Err(match n_out {
+                    0 => Error::OperationRefused,
+                    n_lost => Error::OperationsLost { n_lost },
+                });
+            }
+            // Nothing lands of operations that were taken for lost before.
+            self.land();
         }
         self.push();
         Ok(start.elapsed())
@@ -159,11 +160,6 @@ impl Flights {
         self.landed.pop_front()
     }
 
-    /// Whether everything that came back has been taken.
-    pub(super) fn is_empty(&self) -> bool {
-        self.landed.is_empty()
-    }
-
     /// Reads that have not come back.
     pub(super) fn n_out(&self) -> usize {
         self.targets.len()
@@ -172,6 +168,11 @@ impl Flights {
     /// Whether this read has not come back.
     pub(super) fn is_out(&self, id: u64) -> bool {
         self.targets.iter().any(|(out, _)| *out == id)
+    }
+
+    /// Whether this read is going to be, or can be, [popped](Self::pop): it has not been lost.
+    pub(super) fn is_known(&self, id: u64) -> bool {
+        self.is_out(id) || self.landed.iter().any(|landed| landed.id == id)
     }
 
     pub(super) fn io_stats(&self) -> IoStats {

@@ -61,7 +61,7 @@ impl Lease<'_> {
         }
         match self.store.await_any() {
             Ok(()) if !self.store.has_failed() => Ok(()),
-            _ => self.store.finish_batch(),
+            waited => self.store.finish_batch(waited),
         }
     }
 
@@ -73,9 +73,20 @@ impl Lease<'_> {
     /// As [`ExpertStore::acquire`]; the lease is then empty.
     pub fn finish(&mut self) -> Result<()> {
         match self.store.lease.is_open {
-            true => self.store.finish_batch(),
+            true => self.store.finish_batch(Ok(())),
             false => Ok(()),
         }
+    }
+
+    /// As [`ExpertStore::read_ahead`], behind the reads of this lease.
+    pub fn read_ahead(&mut self, layer: usize, experts: &[u16]) -> usize {
+        self.store.read_ahead(layer, experts)
+    }
+
+    /// As [`ExpertStore::is_resident`].
+    #[must_use]
+    pub fn is_resident(&self, layer: usize, expert: u16) -> bool {
+        self.store.is_resident(layer, expert)
     }
 
     /// Parts of each expert.
@@ -160,9 +171,9 @@ impl ExpertStore {
         self.scratch.has_failed()
     }
 
-    /// Closes the batch and counts a failure.
-    pub(super) fn finish_batch(&mut self) -> Result<()> {
-        let closed = self.close();
+    /// Closes the batch, for which somebody has waited so far, and counts a failure.
+    pub(super) fn finish_batch(&mut self, waited: Result<()>) -> Result<()> {
+        let closed = self.close(waited);
         self.stats.failures += u64::from(closed.is_err());
         closed
     }

@@ -4,9 +4,8 @@
 //! under way; not the choice of experts. Memory: the arena, taken by `new`, written as experts are
 //! loaded. Invariants (`validate`), true after a failed `acquire` too: 1. each table and policy is
 //! sound; 2. only what the lease or the stream names is pinned; 3. every layer slot's buffer is in
-//! the arena while no lease is open, every transit slot's unless it is loading; 4. in debug builds
-//! slots without an expert hold poison; 5. (`validate_contents`) parts in a resident slot equal the
-//! file's. Cost: a batch of hits is O(batch) without allocation or I/O; a miss adds its reads, the
+//! the arena while no lease is open; 4. in debug builds slots without an expert hold poison; 5.
+//! (`validate_contents`) parts in a resident slot equal the file's; and those of `transit`. Cost: a batch of hits is O(batch) without allocation or I/O; a miss adds its reads, the
 //! policy's victim, and once an acquire two metadata calls a file.
 
 mod config;
@@ -198,6 +197,12 @@ impl ExpertStore {
         self.layers.get(layer).map(|l| &l.residency)
     }
 
+    /// The files that experts are read from.
+    #[must_use]
+    pub fn files(&self) -> &FileSet {
+        &self.files
+    }
+
     /// Where the experts lie.
     #[must_use]
     pub fn layout(&self) -> &ExpertLayout {
@@ -233,7 +238,7 @@ impl ExpertStore {
         self.flights.io_stats()
     }
 
-    /// Checks invariants 1 to 4; for tests.
+    /// Checks invariants 1 to 4 and those of the transit slots; for tests.
     ///
     /// # Errors
     /// [`Error::Broken`] and [`Error::Cache`] name the first invariant found broken.
@@ -274,20 +279,7 @@ impl ExpertStore {
                 }
             }
         }
-        for slot in &self.transit {
-            let buf = self.arena.get(slot.place);
-            let is_loading = matches!(slot.state, TransitState::Loading { .. });
-            if buf.is_none() != is_loading {
-                return Err(broken(3, slot.place));
-            }
-            if cfg!(debug_assertions)
-                && slot.state == TransitState::Free
-                && buf.is_some_and(|buf| buf.iter().any(|b| *b != POISON))
-            {
-                return Err(broken(4, slot.place));
-            }
-        }
-        Ok(())
+        self.validate_transit()
     }
 
     /// Checks invariant 5 by reading every resident expert again, without the backend; for tests.

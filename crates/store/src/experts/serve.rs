@@ -7,8 +7,6 @@
 //! of the batch succeeded, the files are unchanged and the content check passed; 4. a part can be
 //! seen only after its own content check.
 
-use std::time::Instant;
-
 use thalweg_cache::{Access, Key, Probs, SlotId};
 
 use super::flights::{Landed, Target};
@@ -16,7 +14,7 @@ use super::lease::Leased;
 use super::transit::{TransitState, Wanted};
 use super::{ExpertAccess, ExpertStore, LayerCache, key};
 use crate::arena::POISON;
-use crate::{Arena, Error, Priority, Result};
+use crate::{Arena, Error, Priority, ReadDone, Result};
 
 /// Reused by every acquire.
 #[derive(Default)]
@@ -85,18 +83,17 @@ impl ExpertStore {
             if self.scratch.failure.is_some() {
                 return Ok(());
             }
-            let waited = self.flights.wait()?;
-            self.stats.wait += waited;
-            self.absorb();
+            self.wait_once()?;
         }
         Ok(())
     }
 
-    /// Waits for the rest of the batch and makes it resident; on errors the batch is undone.
-    pub(super) fn close(&mut self) -> Result<()> {
+    /// Waits for the rest of the batch and makes it resident; on errors, that of the waiting so far
+    /// included, the batch is undone.
+    pub(super) fn close(&mut self, waited: Result<()>) -> Result<()> {
         let layer = self.lease.layer;
         self.lease.is_open = false;
-        let mut finished = Ok(());
+        let mut finished = waited;
         while finished.is_ok()
             && self.scratch.failure.is_none()
             && self.n_here() < self.scratch.loads.len()
@@ -307,26 +304,32 @@ impl ExpertStore {
     /// Takes in every read that has come back, for whomever it is.
     pub(super) fn absorb(&mut self) {
         self.flights.poll();
-        while let Some(Landed { id, target, done }) = self.flights.pop() {
-            let (op, result) = (done.op, done.result);
-            let is_cancelled = matches!(result, Err(Error::Cancelled));
-            if !is_cancelled {
-                self.stats.reads += op.segments.len() as u64;
-            }
-            if result.is_ok() {
-                self.stats.bytes_read += op.len_bytes();
-            }
-            let home = match target {
-                Target::Slot { place } => place,
-                Target::Transit { index } => self.transit[index].place,
-            };
-            let put = self.arena.put(home, op.buf);
-            debug_assert!(put.is_ok(), "the slot has been empty since the read began");
+        while let Some(landed) = self.flights.pop() {
+            let (id, target) = (landed.id, landed.target);
+            let result = self.bring_home(landed);
             match target {
                 Target::Slot { place } => self.land_load(id, place, result),
                 Target::Transit { index } => self.land_transit(index, result),
             }
         }
+    }
+
+    /// Counts a read that came back and puts its buffer into its slot.
+    pub(super) fn bring_home(&mut self, landed: Landed) -> Result<()> {
+        let ReadDone { op, result } = landed.done;
+        if !matches!(result, Err(Error::Cancelled)) {
+            self.stats.reads += op.segments.len() as u64;
+        }
+        if result.is_ok() {
+            self.stats.bytes_read += op.len_bytes();
+        }
+        let slot = match landed.target {
+            Target::Slot { place } => place,
+            Target::Transit { index } => self.transit[index].place,
+        };
+        // A backend that gives back another buffer than it got has lost this one.
+        let put = self.arena.put(slot, op.buf);
+        result.and(put.map_err(|_| Error::SlotLost { slot }))
     }
 
     fn land_load(&mut self, id: u64, place: usize, result: Result<()>) {
@@ -411,12 +414,10 @@ impl ExpertStore {
             .iter()
             .any(|load| matches!(load.state, LoadState::Reading(id) if self.flights.is_out(id)))
         {
-            if self.flights.wait().is_err() {
+            if self.wait_once().is_err() {
                 // The backend lost them; `validate` and the next use of their slots say so.
-                self.absorb();
                 break;
             }
-            self.absorb();
         }
     }
 
@@ -429,6 +430,12 @@ impl ExpertStore {
             };
             self.flights.cancel(id);
         }
+    }
+
+    /// Whether a miss waits for this transit slot.
+    pub(super) fn has_joined(&self, at: usize, index: usize) -> bool {
+        let load = self.scratch.loads.get(at);
+        load.is_some_and(|load| load.state == LoadState::Joined(index))
     }
 
     fn n_here(&self) -> usize {
@@ -445,7 +452,7 @@ impl ExpertStore {
     fn check_load(&self, at: usize) -> Result<()> {
         let Load { expert, place, .. } = self.scratch.loads[at];
         if self.arena.get(place).is_none() {
-            // The backend returned it under another id, or not at all.
+            // The backend lost it in an earlier read.
             return Err(Error::SlotLost { slot: place });
         }
         self.check_contents(self.lease.layer, expert, place)
@@ -499,13 +506,20 @@ impl ExpertStore {
         }
     }
 
-    /// Measures a wait that ends when `ready` says so.
+    /// Waits until some read has come back, and takes it in.
     pub(super) fn wait_once(&mut self) -> Result<()> {
-        let start = Instant::now();
         let waited = self.flights.wait();
-        self.stats.wait += start.elapsed();
         self.absorb();
-        waited.map(|_| ())
+        match waited {
+            Ok(time) => {
+                self.stats.wait += time;
+                Ok(())
+            }
+            Err(error) => {
+                self.forget_lost();
+                Err(error)
+            }
+        }
     }
 }
 

@@ -30,7 +30,8 @@ pub(super) struct StreamState {
     pinned: Vec<u16>,
     batch: Vec<Streamed>,
     failure: Option<(u16, Error)>,
-    n_read: u64,
+    /// Something was read: the files have to be looked at in the end.
+    has_read: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -126,7 +127,7 @@ impl ExpertStore {
         let (layer, expert, place) = (slot.layer, slot.expert, slot.place);
         match result.and_then(|()| self.check_contents(layer, expert, place)) {
             Ok(()) => {
-                self.stream.n_read += 1;
+                self.stream.has_read = true;
                 self.transit[index].state = TransitState::Ready {
                     wanted_by: Wanted::Stream,
                 };
@@ -155,6 +156,9 @@ impl ExpertStore {
                 batch, residents, ..
             } = &mut self.stream;
             batch.append(residents);
+            let n_hits = self.stream.batch.len() as u64;
+            self.stats.hits += n_hits;
+            self.layer_stats[self.stream.layer].hits += n_hits;
             return Ok(true);
         }
         loop {
@@ -169,6 +173,9 @@ impl ExpertStore {
             }
             self.collect_batch();
             if !self.stream.batch.is_empty() {
+                let n_misses = self.stream.batch.len() as u64;
+                self.stats.misses += n_misses;
+                self.layer_stats[self.stream.layer].misses += n_misses;
                 return Ok(true);
             }
             let is_loading = self.transit.iter().any(|slot| {
@@ -176,10 +183,15 @@ impl ExpertStore {
                     if wanted_by == Wanted::Stream)
             });
             if !is_loading && self.stream.pending.is_empty() {
-                if self.stream.n_read > 0 {
+                if self.stream.has_read {
                     self.verify_files(self.stream.layer)?;
                 }
                 return Ok(false);
+            }
+            if self.flights.n_out() == 0 {
+                // Nothing comes, and no slot is left to read into: the backend has lost them all.
+                let slot = self.transit.first().map_or(usize::MAX, |slot| slot.place);
+                return Err(Error::SlotLost { slot });
             }
             self.wait_once()?;
             self.feed_stream();
@@ -211,14 +223,7 @@ impl ExpertStore {
     /// Ends a stream, whole or not: pins vanish, reads that were not begun are given up.
     pub(super) fn end_stream(&mut self) {
         let state = &mut self.stream;
-        let n_hits = state.pinned.len() as u64;
-        self.stats.hits += n_hits;
-        self.stats.misses += state.n_read;
-        if let Some(by_layer) = self.layer_stats.get_mut(state.layer) {
-            by_layer.hits += n_hits;
-            by_layer.misses += state.n_read;
-        }
-        state.n_read = 0;
+        state.has_read = false;
         state.failure = None;
         state.pending.clear();
         state.residents.clear();
@@ -231,10 +236,14 @@ impl ExpertStore {
         }
         for index in 0..self.transit.len() {
             match self.transit[index].state {
-                TransitState::InUse
-                | TransitState::Ready {
+                TransitState::InUse => self.free_transit_slot(index),
+                TransitState::Ready {
                     wanted_by: Wanted::Stream,
-                } => self.free_transit_slot(index),
+                } => {
+                    let layer = self.transit[index].layer;
+                    self.stats.wasted_bytes += self.layout.expert_bytes(layer);
+                    self.free_transit_slot(index);
+                }
                 TransitState::Loading {
                     id,
                     wanted_by: Wanted::Stream,

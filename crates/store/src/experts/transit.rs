@@ -4,12 +4,14 @@
 //! not own their bytes (`Arena`, its last region) nor the reads (`Flights`). A guess that is asked
 //! for changes places with the slot that was reserved for it, so tables and policies see the same
 //! with and without read-ahead. Memory: a few words a slot.
-//! Invariants: 1. an expert is in at most one transit slot, stale ones aside; 2. a slot's buffer is
-//! away exactly while the slot is loading. Cost: O(slots), of which there are a few tens.
+//! Invariants: 1. an expert is guessed in at most one slot, and not resident then; 2. a slot's buffer
+//! is away exactly while its read is under way; 3. a slot that a miss waits for is the one that the
+//! miss has joined; 4. in debug builds free slots hold poison. Cost: O(slots), a few tens.
 
 use super::ExpertStore;
 use super::flights::Target;
-use crate::{Priority, Result};
+use crate::arena::POISON;
+use crate::{Error, Priority, Result};
 
 /// A slot outside the layers.
 #[derive(Debug)]
@@ -104,10 +106,11 @@ impl ExpertStore {
         })
     }
 
+    /// A free transit slot whose buffer has not been lost.
     pub(super) fn free_transit(&self) -> Option<usize> {
-        self.transit
-            .iter()
-            .position(|slot| slot.state == TransitState::Free)
+        self.transit.iter().position(|slot| {
+            slot.state == TransitState::Free && self.arena.get(slot.place).is_some()
+        })
     }
 
     /// Starts a read into a free transit slot; false if there is no such expert.
@@ -165,6 +168,18 @@ impl ExpertStore {
         }
     }
 
+    /// Nobody waits for reads that the backend has lost. Their slots stay out of use.
+    pub(super) fn forget_lost(&mut self) {
+        for slot in &mut self.transit {
+            if let TransitState::Loading { id, .. } = slot.state
+                && !self.flights.is_known(id)
+            {
+                let wanted_by = Wanted::Nobody;
+                slot.state = TransitState::Loading { id, wanted_by };
+            }
+        }
+    }
+
     /// A free slot holds nothing, visibly so in debug builds.
     pub(super) fn clear(&mut self, index: usize) {
         let place = self.transit[index].place;
@@ -200,8 +215,51 @@ impl ExpertStore {
         self.drop_guesses(None);
         self.absorb();
         while self.flights.n_out() > 0 {
-            self.flights.wait()?;
-            self.absorb();
+            self.wait_once()?;
+        }
+        Ok(())
+    }
+
+    /// Checks the invariants of this module and that free slots hold poison.
+    pub(super) fn validate_transit(&self) -> Result<()> {
+        let broken = |invariant, slot: &TransitSlot| {
+            Err(Error::Broken {
+                owner: "transit slots",
+                invariant,
+                place: slot.place as u64,
+            })
+        };
+        for (index, slot) in self.transit.iter().enumerate() {
+            let (mut is_guess, mut is_away, mut is_claimed) = (false, false, true);
+            match slot.state {
+                TransitState::Ready { wanted_by } => is_guess = wanted_by == Wanted::Guess,
+                TransitState::Loading { id, wanted_by } => {
+                    is_guess = wanted_by == Wanted::Guess;
+                    is_away = self.flights.is_known(id);
+                    if let Wanted::Load(at) = wanted_by {
+                        is_claimed = self.lease.is_open && self.has_joined(at, index);
+                    }
+                }
+                TransitState::Free | TransitState::InUse => {}
+            }
+            let first = || self.guess_of(slot.layer, slot.expert) == Some(index);
+            if is_guess && (!first() || self.is_resident(slot.layer, slot.expert)) {
+                return broken(1, slot);
+            }
+            let buf = self.arena.get(slot.place);
+            if buf.is_none() != is_away {
+                return broken(2, slot);
+            }
+            if !is_claimed {
+                return broken(3, slot);
+            }
+            let is_empty = slot.state == TransitState::Free;
+            if cfg!(debug_assertions)
+                && is_empty
+                && buf.is_some_and(|buf| buf.iter().any(|b| *b != POISON))
+            {
+                return broken(4, slot);
+            }
         }
         Ok(())
     }

@@ -4,8 +4,9 @@
 //! evicts and never pins beyond the fill: what was loaded is replaced like anything else. Memory: a
 //! few words an expert of the ranking. Invariant: policies see the experts coldest first, as
 //! `thalweg_cache::fill` shows them, so the hottest is the most recent.
-//! Cost: one read an expert, in file order, as many under way as the backend takes.
+//! Cost: one read an expert, in file order, and a constant amount of work besides.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,10 @@ use thalweg_cache::{ExpertKey, SlotId};
 use super::flights::Target;
 use super::{ExpertStore, LayerCache, key};
 use crate::{Error, Priority, Result};
+
+/// Reads that are handed over and not back: twice what any backend has under way, so that none of
+/// them runs dry, and few enough to be given up one by one.
+const WINDOW: usize = 512;
 
 /// What a fill has loaded.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -33,27 +38,31 @@ struct Chosen {
     expert: u16,
     slot: SlotId,
     place: usize,
-    id: Option<u64>,
     is_loaded: bool,
 }
 
 impl ExpertStore {
     /// Fills free slots with the first experts of `ranking`, hottest first, that fit their layers.
     /// Experts that are resident, or that the model does not have, are passed over. `progress` is
-    /// told how many of how many are loaded, and may end the fill there.
+    /// told how many of how many are loaded, and may end the fill there: reads that have begun are
+    /// finished, what was loaded stays.
     ///
     /// # Errors
     /// As [`acquire`](Self::acquire) for the first read that failed; what had been loaded stays
-    /// resident, the other slots are free.
+    /// resident, the other slots are free. After [`Error::FileChanged`] nothing of the fill is
+    /// resident.
     pub fn warm_fill(
         &mut self,
         ranking: &[ExpertKey],
         mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
     ) -> Result<WarmFill> {
         self.settle()?;
-        let mut chosen = self.choose_warm(ranking)?;
+        let mut chosen = Vec::new();
+        let mut filled = self.choose_warm(ranking, &mut chosen);
         let start = Instant::now();
-        let filled = self.load_warm(&mut chosen, &mut progress);
+        if filled.is_ok() {
+            filled = self.load_warm(&mut chosen, &mut progress);
+        }
         let mut fill = WarmFill {
             time: start.elapsed(),
             ..WarmFill::default()
@@ -83,44 +92,39 @@ impl ExpertStore {
     }
 
     /// Takes slots for the hottest experts that fit, coldest first.
-    fn choose_warm(&mut self, ranking: &[ExpertKey]) -> Result<Vec<Chosen>> {
+    fn choose_warm(&mut self, ranking: &[ExpertKey], chosen: &mut Vec<Chosen>) -> Result<()> {
         let mut room: Vec<u32> = self.layers.iter().map(|l| l.residency.n_free()).collect();
         let mut hottest = Vec::new();
+        let mut seen = BTreeSet::new();
         for expert in ranking {
             let layer = usize::from(expert.layer);
             let Some(cache) = self.layers.get(layer) else {
                 continue;
             };
-            let fits = usize::from(expert.expert) < self.layout.n_expert(layer);
-            if !fits || room[layer] == 0 || cache.residency.is_resident(key(expert.expert)) {
-                continue;
+            let exists = usize::from(expert.expert) < self.layout.n_expert(layer);
+            let fits = exists && room[layer] > 0;
+            if fits && !cache.residency.is_resident(key(expert.expert)) && seen.insert(*expert) {
+                room[layer] -= 1;
+                hottest.push(*expert);
             }
-            if hottest.contains(expert) {
-                continue;
-            }
-            room[layer] -= 1;
-            hottest.push(*expert);
         }
-        let mut chosen = Vec::with_capacity(hottest.len());
+        chosen.reserve(hottest.len());
         for expert in hottest.into_iter().rev() {
             let layer = usize::from(expert.layer);
             let LayerCache { residency, policy } = &mut self.layers[layer];
             let taken = residency
                 .reserve(key(expert.expert), &mut **policy)
                 .map_err(|source| Error::Cache { layer, source })?;
+            let place = self.arena.slot(layer, taken.slot.index());
             chosen.push(Chosen {
                 layer,
                 expert: expert.expert,
                 slot: taken.slot,
-                place: self
-                    .arena
-                    .slot(layer, taken.slot.index())
-                    .unwrap_or(usize::MAX),
-                id: None,
+                place: place.unwrap_or(usize::MAX),
                 is_loaded: false,
             });
         }
-        Ok(chosen)
+        Ok(())
     }
 
     /// Reads what was chosen, in file order, and marks what arrived.
@@ -134,71 +138,61 @@ impl ExpertStore {
             let segments = self.layout.segments(chosen[*i].layer, chosen[*i].expert);
             segments.and_then(|s| s.first().map(|s| (s.file, s.offset_bytes)))
         });
-        let total = chosen.len();
-        let mut failure = None;
-        for at in order {
-            let one = &mut chosen[at];
-            let segments = self.layout.segments(one.layer, one.expert);
-            let Some(mut buf) = self.arena.take(one.place) else {
-                failure = Some(Error::SlotLost { slot: one.place });
-                break;
-            };
-            super::serve::poison(&mut buf);
-            let target = Target::Slot { place: one.place };
-            let segments = segments.unwrap_or_default();
-            let id = self.flights.start(target, Priority::Demand, segments, buf);
-            one.id = Some(id);
-        }
-        let (mut n_back, mut n_loaded, mut stopped) = (0, 0, false);
-        let n_out = chosen.iter().filter(|c| c.id.is_some()).count();
-        while n_back < n_out {
-            if let Err(error) = self.flights.wait() {
-                failure.get_or_insert(error);
+        let mut waiting = order.into_iter();
+        let mut under_way = BTreeMap::new();
+        let (mut n_loaded, mut failure) = (0, None);
+        let (mut stopped, mut gave_up) = (false, false);
+        loop {
+            while !stopped && failure.is_none() && under_way.len() < WINDOW {
+                let Some(at) = waiting.next() else { break };
+                match self.start_warm(&chosen[at]) {
+                    Ok(id) => drop(under_way.insert(id, at)),
+                    Err(error) => failure = Some(error),
+                }
             }
-            let mut any = false;
+            if under_way.is_empty() {
+                break;
+            }
+            let waited = self.flights.wait();
+            let n_before = n_loaded;
             while let Some(landed) = self.flights.pop() {
-                any = true;
-                n_back += 1;
-                let result = landed.done.result;
-                let bytes = landed.done.op.len_bytes();
-                let n_segments = landed.done.op.segments.len() as u64;
-                let Some(one) = chosen.iter_mut().find(|c| c.id == Some(landed.id)) else {
+                let id = landed.id;
+                let result = self.bring_home(landed);
+                let Some(one) = under_way.remove(&id).map(|at| &mut chosen[at]) else {
                     continue;
                 };
-                let put = self.arena.put(one.place, landed.done.op.buf);
-                debug_assert!(put.is_ok(), "the slot has been empty since the read began");
-                let checked =
-                    result.and_then(|()| self.check_contents(one.layer, one.expert, one.place));
-                match checked {
+                let Chosen { layer, expert, .. } = *one;
+                match result.and_then(|()| self.check_contents(layer, expert, one.place)) {
                     Ok(()) => {
                         one.is_loaded = true;
                         n_loaded += 1;
-                        self.stats.reads += n_segments;
-                        self.stats.bytes_read += bytes;
                     }
                     Err(Error::Cancelled) => {}
                     Err(source) => {
                         failure.get_or_insert(Error::Expert {
-                            layer: one.layer,
-                            expert: one.expert,
+                            layer,
+                            expert,
                             source: Box::new(source),
                         });
                     }
                 }
             }
-            if !stopped && failure.is_none() && progress(n_loaded, total).is_break() {
-                stopped = true;
+            if let Err(error) = waited {
+                // Nothing is under way any more, whatever has not come back.
+                under_way.clear();
+                failure.get_or_insert(error);
             }
-            if stopped || failure.is_some() {
-                for id in chosen.iter().filter_map(|c| c.id) {
-                    self.flights.cancel(id);
+            if !gave_up && failure.is_none() && n_loaded > n_before {
+                stopped = progress(n_loaded, chosen.len()).is_break();
+            }
+            if !gave_up && (stopped || failure.is_some()) {
+                gave_up = true;
+                for id in under_way.keys() {
+                    self.flights.cancel(*id);
                 }
             }
-            if !any && self.flights.n_out() == 0 && self.flights.is_empty() {
-                break;
-            }
         }
-        let layers: std::collections::BTreeSet<usize> = chosen.iter().map(|c| c.layer).collect();
+        let layers: BTreeSet<usize> = chosen.iter().map(|c| c.layer).collect();
         for layer in layers {
             if let Err(error) = self.verify_files(layer) {
                 chosen.iter_mut().for_each(|c| c.is_loaded = false);
@@ -206,5 +200,17 @@ impl ExpertStore {
             }
         }
         failure.map_or(Ok(()), Err)
+    }
+
+    /// Starts the read of a chosen expert; returns its number.
+    fn start_warm(&mut self, one: &Chosen) -> Result<u64> {
+        // Only experts that the layout has were chosen.
+        let segments = self.layout.segments(one.layer, one.expert);
+        let lost = Error::SlotLost { slot: one.place };
+        let mut buf = self.arena.take(one.place).ok_or(lost)?;
+        super::serve::poison(&mut buf);
+        let target = Target::Slot { place: one.place };
+        let segments = segments.unwrap_or_default();
+        Ok(self.flights.start(target, Priority::Demand, segments, buf))
     }
 }

@@ -92,8 +92,12 @@ impl<R: ReadAt> PreadBackend<R> {
                     buf_bytes,
                 });
             }
-            // Cut off behind the segment: what follows may be one that is there already.
-            let end = dst_bytes + len_bytes;
+            // Cut off behind the segment: what follows may be one that is there already. Alone, it
+            // has all the room, so that a read of whole blocks needs no copy of the last one.
+            let end = match op.segments.len() {
+                1 => buf_bytes,
+                _ => dst_bytes + len_bytes,
+            };
             self.read_into(segment, &mut op.buf[..end])?;
         }
         Ok(())

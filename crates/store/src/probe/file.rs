@@ -7,12 +7,11 @@
 //! locked while it is written, so one that is not locked is left over and is removed. Cost: one
 //! write of the file; finding it again reads a few blocks.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, ErrorKind, Write};
+use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use crate::io::direct::os;
-use crate::io::platform;
+use crate::unfinished::{Unfinished, failed};
 use crate::{ALIGNMENT_BYTES, AlignedBuf, DirectFile, Error, Result};
 
 /// One name for all lengths, so that any run finds what another left.
@@ -59,12 +58,12 @@ impl RandomFile {
         }
         let path = folder.join(format!("thalweg-probe-{len_bytes}.bin"));
         let unfinished = Unfinished::create(folder.join(UNFINISHED_NAME))?;
-        let removed_leftover = unfinished.was_left_over;
+        let removed_leftover = unfinished.was_left_over();
         let reused = path.exists();
         if reused {
             check_content(&path, len_bytes)?;
         } else {
-            unfinished.write(len_bytes, progress)?;
+            write(&unfinished, len_bytes, progress)?;
             unfinished.rename(&path)?;
         }
         Ok(Self {
@@ -108,87 +107,31 @@ impl RandomFile {
     }
 }
 
-/// The file while it is written. Dropping it removes it.
-struct Unfinished {
-    path: PathBuf,
-    /// Locked.
-    file: File,
-    was_left_over: bool,
-    renamed: bool,
-}
-
-impl Unfinished {
-    fn create(path: PathBuf) -> Result<Self> {
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(false);
-        let file = options.open(&path).map_err(failed(&path, "make"))?;
-        match file.try_lock() {
-            // Where files cannot be locked, two runs at a time are the user's business.
-            Ok(()) => {}
-            Err(TryLockError::Error(e)) if e.kind() == ErrorKind::Unsupported => {}
-            Err(TryLockError::WouldBlock) => return Err(Error::Busy { path }),
-            Err(TryLockError::Error(source)) => return Err(failed(&path, "lock")(source)),
+/// Fills a file with the bytes that belong there.
+fn write(
+    unfinished: &Unfinished,
+    len_bytes: u64,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<()> {
+    unfinished.reserve(len_bytes)?;
+    let mut piece = vec![0; PIECE_BYTES];
+    let mut written = 0;
+    let mut flushed = 0;
+    let mut file = unfinished.file();
+    while written < len_bytes {
+        let left = usize::try_from(len_bytes - written).unwrap_or(usize::MAX);
+        let piece = &mut piece[..left.min(PIECE_BYTES)];
+        fill_random(written, piece);
+        let result = file.write_all(piece);
+        result.map_err(failed(unfinished.path(), "write"))?;
+        written += piece.len() as u64;
+        if written - flushed >= FLUSH_BYTES || written == len_bytes {
+            unfinished.flush()?;
+            flushed = written;
         }
-        // The process that held the lock may just have renamed the file: then it is not ours.
-        let opened = file.metadata().map_err(failed(&path, "look at"))?;
-        let named = fs::metadata(&path).map(|metadata| platform::file_id(&metadata));
-        if !named.is_ok_and(|id| id == platform::file_id(&opened)) {
-            return Err(Error::Busy { path });
-        }
-        let was_left_over = opened.len() > 0;
-        file.set_len(0).map_err(failed(&path, "empty"))?;
-        Ok(Self {
-            path,
-            file,
-            was_left_over,
-            renamed: false,
-        })
+        progress(written, len_bytes);
     }
-
-    fn write(&self, len_bytes: u64, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
-        let fail = |source| failed(&self.path, "write")(source);
-        if let Err(e) = os::reserve(&self.file, len_bytes) {
-            use ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
-            if matches!(e.kind(), StorageFull | FileTooLarge | QuotaExceeded) {
-                return Err(fail(e));
-            }
-            // Space cannot be reserved here; a full drive then shows while writing.
-        }
-        let mut piece = vec![0; PIECE_BYTES];
-        let mut written = 0;
-        let mut flushed = 0;
-        let mut file = &self.file;
-        while written < len_bytes {
-            let left = usize::try_from(len_bytes - written).unwrap_or(usize::MAX);
-            let piece = &mut piece[..left.min(PIECE_BYTES)];
-            fill_random(written, piece);
-            file.write_all(piece).map_err(fail)?;
-            written += piece.len() as u64;
-            if written - flushed >= FLUSH_BYTES || written == len_bytes {
-                file.sync_data().map_err(fail)?;
-                // Only to spare memory: direct reads do not look there, counters tell otherwise.
-                let _ = os::drop_pages(file);
-                flushed = written;
-            }
-            progress(written, len_bytes);
-        }
-        file.sync_all().map_err(fail)
-    }
-
-    fn rename(mut self, to: &Path) -> Result<()> {
-        fs::rename(&self.path, to).map_err(failed(to, "make"))?;
-        self.renamed = true;
-        Ok(())
-    }
-}
-
-impl Drop for Unfinished {
-    fn drop(&mut self) {
-        if !self.renamed {
-            // Nobody is left to tell; the next run finds it.
-            let _ = fs::remove_file(&self.path);
-        }
-    }
+    Ok(())
 }
 
 /// Compares some blocks, the first and the last among them, with what should be there.
@@ -239,18 +182,10 @@ const fn split_mix_64(i: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-fn failed(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> Error {
-    let path = path.to_owned();
-    move |source| Error::File {
-        path,
-        action,
-        source,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::io::direct::os;
 
     const LEN: u64 = 3 << 20;
 
@@ -368,7 +303,7 @@ mod tests {
     fn a_full_drive_shows_at_once_and_leaves_nothing_behind() {
         let folder = folder();
         let small = Unfinished::create(folder.path().join("small.part")).expect("free");
-        if os::reserve(&small.file, 4096).is_err() {
+        if os::reserve(small.file(), 4096).is_err() {
             eprintln!(
                 "skipped: space cannot be reserved in {}",
                 folder.path().display()

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use thalweg_cache::{PolicyKind, SplitMix64};
 use thalweg_store::{
     Error, ExpertLayout, ExpertPartLayout, ExpertStore, ExpertStoreConfig, FileSet, Lease,
-    PreadBackend, ReadBackend,
+    PreadBackend, ReadBackend, Stream,
 };
 
 /// Experts and part lengths of each layer. Slots of 4096, 12288, 8192 and 4096 bytes.
@@ -106,13 +106,71 @@ impl Fixture {
         policy: PolicyKind,
         backend: impl FnOnce(FileSet) -> Box<dyn ReadBackend>,
     ) -> Result<ExpertStore, Error> {
+        self.transit_store(slots, 0, policy, backend)
+    }
+
+    /// The same with transit slots.
+    pub(crate) fn transit_store(
+        &self,
+        slots: usize,
+        transit: usize,
+        policy: PolicyKind,
+        backend: impl FnOnce(FileSet) -> Box<dyn ReadBackend>,
+    ) -> Result<ExpertStore, Error> {
         let files = self.files();
         let config = ExpertStoreConfig {
             slots: LAYERS.iter().map(|(n, _)| slots.min(*n)).collect(),
+            transit,
             policy,
             ..ExpertStoreConfig::uniform(LAYERS.len(), slots, K)
         };
         ExpertStore::new(files.clone(), backend(files), self.layout(), config)
+    }
+
+    /// Checks the parts of the experts of a lease that are here, and that the others have none;
+    /// returns how many are here.
+    pub(crate) fn check_open(&self, lease: &Lease<'_>, layer: usize, picks: &[u16]) -> usize {
+        assert_eq!(lease.n(), picks.len());
+        for (i, &expert) in picks.iter().enumerate() {
+            for (p, bytes) in lease.parts(i).enumerate() {
+                match lease.is_here(i) {
+                    true => assert_eq!(bytes, self.part(layer, expert, p), "{layer}:{expert}"),
+                    false => assert!(lease.was_miss(i) && bytes.is_empty(), "{layer}:{expert}"),
+                }
+            }
+        }
+        let n_here = (0..picks.len()).filter(|i| lease.is_here(*i)).count();
+        assert_eq!(lease.is_complete(), n_here == picks.len());
+        n_here
+    }
+
+    /// Checks the batch that a stream has handed out; returns its experts.
+    pub(crate) fn check_batch(&self, stream: &Stream<'_>, layer: usize) -> Vec<u16> {
+        let n_parts = LAYERS[layer].1.len();
+        let check = |i| {
+            let expert = stream.expert(i).expect("an expert of the batch");
+            for p in 0..n_parts {
+                let expected = self.part(layer, expert, p);
+                assert_eq!(stream.part(i, p), expected, "{layer}:{expert} part {p}");
+            }
+            assert!(stream.part(i, n_parts).is_empty());
+            expert
+        };
+        let n = stream.n();
+        assert!(stream.expert(n).is_none() && stream.part(n, 0).is_empty());
+        (0..n).map(check).collect()
+    }
+
+    /// Everything that a stream brings, in the order in which it comes.
+    pub(crate) fn drain(&self, stream: &mut Stream<'_>, layer: usize) -> Vec<u16> {
+        let mut seen = Vec::new();
+        while stream.next_batch().expect("readable files") {
+            let batch = self.check_batch(stream, layer);
+            assert!(!batch.is_empty());
+            seen.extend(batch);
+        }
+        assert_eq!(stream.n(), 0);
+        seen
     }
 
     /// Checks every byte of a lease against the file.
@@ -131,6 +189,18 @@ impl Fixture {
             }
         }
     }
+}
+
+/// The residents of a layer.
+pub(crate) fn residents(store: &ExpertStore, layer: usize) -> Vec<u16> {
+    let experts = 0..LAYERS[layer].0 as u16;
+    experts.filter(|e| store.is_resident(layer, *e)).collect()
+}
+
+/// Both checks that a store has for its invariants.
+pub(crate) fn validate(store: &ExpertStore) {
+    store.validate().unwrap();
+    store.validate_contents().unwrap();
 }
 
 /// The error and all its causes on one line.

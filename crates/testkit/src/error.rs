@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::Problem;
+
 /// Why a small model could not be made, or a golden not read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -16,6 +18,20 @@ pub enum Error {
         found: usize,
         /// What it must satisfy.
         rule: &'static str,
+    },
+    /// Fields of [`SyntheticModel`](crate::SyntheticModel) that do not go together.
+    #[error("no such model can be written: {}", listed(problems))]
+    Unsuitable {
+        /// All that is wrong.
+        problems: Vec<Problem>,
+    },
+    /// The caller's progress function asked for the end.
+    #[error("stopped after {done_bytes} of {total_bytes} bytes; nothing is left on the disk")]
+    Stopped {
+        /// Bytes that had been written.
+        done_bytes: u64,
+        /// Length of the whole file.
+        total_bytes: u64,
     },
     /// The draft has no such tensor.
     #[error("the draft has no tensor `{name}`")]
@@ -78,4 +94,9 @@ pub enum Error {
         /// Bytes in the file.
         found_bytes: usize,
     },
+}
+
+fn listed(problems: &[Problem]) -> String {
+    let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
+    lines.join("; ")
 }

@@ -6,8 +6,10 @@ mod error;
 pub mod goldens;
 mod random;
 mod small_model;
+mod synthetic;
 mod vocabulary;
 
 pub use draft::{Draft, DraftTensor};
 pub use error::Error;
 pub use small_model::{SmallModel, SmallNgram, SmallTypes};
+pub use synthetic::{Problem, SyntheticModel};

@@ -295,7 +295,8 @@ impl SmallModel {
         Ok(())
     }
 
-    fn metadata(&self) -> Result<Metadata, Error> {
+    /// The keys that describe the model.
+    pub(crate) fn metadata(&self) -> Result<Metadata, Error> {
         let mut keys = Keys(Metadata::new());
         keys.0.insert("general.architecture", ARCHITECTURE)?;
         keys.0
@@ -417,8 +418,13 @@ impl Default for SmallModel {
 
 impl SmallNgram {
     /// Rows that a token looks up.
-    fn n_heads(&self) -> usize {
+    pub(crate) fn n_heads(&self) -> usize {
         self.size.saturating_sub(1) * self.heads_per_size
+    }
+
+    /// Rows of the table.
+    pub(crate) fn n_rows(&self) -> u64 {
+        self.moduli().iter().sum()
     }
 
     /// Rows of each head: primes, so that heads collide on different n-grams.

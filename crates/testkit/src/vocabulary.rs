@@ -78,6 +78,25 @@ pub(crate) fn describe(metadata: &mut Metadata, n_vocab: usize) -> Result<(), Er
     Ok(())
 }
 
+/// Turns the unused tokens of a described vocabulary into words, so that what a random head picks
+/// is text. No text is encoded to them, since no merge leads there.
+///
+/// # Errors
+/// [`Error::Gguf`] if the vocabulary is not there.
+pub(crate) fn fill(metadata: &mut Metadata) -> Result<(), Error> {
+    let mut tokens = metadata.str_array("tokenizer.ggml.tokens")?.to_vec();
+    let mut types = metadata.i32_array("tokenizer.ggml.token_type")?;
+    for (id, (token, ty)) in tokens.iter_mut().zip(&mut types).enumerate() {
+        if *ty == 5 {
+            *token = format!("Ġw{id}");
+            *ty = 1;
+        }
+    }
+    metadata.set("tokenizer.ggml.tokens", tokens)?;
+    metadata.set("tokenizer.ggml.token_type", types)?;
+    Ok(())
+}
+
 /// The character that stands for a byte in GPT-2's alphabet: visible Latin-1 bytes stand for
 /// themselves, the others for the characters from U+0100 on, in byte order.
 fn char_of(byte: u8) -> char {

@@ -384,6 +384,11 @@ impl<B: Backend> Engine<B> {
         layers.map(Option::unwrap_or_default).collect()
     }
 
+    /// Whether an expert is in the arena now.
+    pub fn is_resident(&self, layer: usize, expert: u16) -> bool {
+        self.store.is_resident(layer, expert)
+    }
+
     /// What was asked for and has no effect, or less than one would think.
     pub fn notes(&self) -> Vec<Note> {
         let mut notes = self.notes.clone();

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use thalweg_backend::Backend;
 use thalweg_runtime::sample::{Sampler, SamplerOptions};
-use thalweg_runtime::{Engine, Observer, Session};
+use thalweg_runtime::{Engine, LayerStats, Observer, Session, Stats};
 use thalweg_text::{StopStrings, Tokenizer};
 
 use crate::Result;
@@ -33,6 +33,13 @@ pub enum Event<'a> {
     },
     /// More of the reply, never a part of a character.
     Text(&'a str),
+    /// The prompt, or one more token, has been taken in; counters since the engine was opened.
+    Step {
+        /// Of the engine.
+        stats: &'a Stats,
+        /// Of each of its layers.
+        layers: &'a [LayerStats],
+    },
 }
 
 /// Why a reply ended.
@@ -111,7 +118,11 @@ pub fn generate<B: Backend>(
     }
 
     let mut detokenizer = tokenizer.detokenizer(true);
+    let mut stepped = step(engine, on_event);
     let finish = loop {
+        if stepped.is_break() {
+            break Finish::Stopped;
+        }
         if tokens.len() >= options.max_tokens {
             break Finish::MaxTokens;
         }
@@ -139,6 +150,7 @@ pub fn generate<B: Backend>(
                 break Finish::ContextFull;
             }
             engine.decode(session, token)?;
+            stepped = step(engine, on_event);
         }
     };
     // What was held back in case more of a character or of a stop text would follow.
@@ -154,6 +166,17 @@ pub fn generate<B: Backend>(
         text,
         finish,
         reused_tokens,
+    })
+}
+
+/// Tells what the last step did.
+fn step<B: Backend>(
+    engine: &Engine<B>,
+    on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+) -> ControlFlow<()> {
+    on_event(Event::Step {
+        stats: &engine.stats(),
+        layers: &engine.layer_stats(),
     })
 }
 

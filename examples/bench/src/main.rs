@@ -10,7 +10,7 @@ use clap::Parser;
 use serde_json::json;
 use thalweg::{Engine, Observer, Session};
 use thalweg_examples_common::{
-    ModelArgs, PrefillBar, Settings, or_na, print_line, report, stats_json,
+    CountBar, ModelArgs, PerToken, Settings, or_na, print_line, report, stats_json,
 };
 
 /// Measure prefill and decode.
@@ -71,8 +71,15 @@ fn run(args: &Args) -> Result<()> {
     let open_ms = start.elapsed().as_secs_f64() * 1e3;
 
     let mut rounds = Vec::new();
+    let mut per_token = PerToken::default();
     for round in 0..args.repetitions {
-        rounds.push(repeat(&mut engine, &mut session, args, round)?);
+        rounds.push(repeat(
+            &mut engine,
+            &mut session,
+            args,
+            round,
+            &mut per_token,
+        )?);
     }
     let prefill = column(&rounds, |r| r.0);
     let decode = column(&rounds, |r| r.1);
@@ -87,6 +94,7 @@ fn run(args: &Args) -> Result<()> {
             "prefill_tokens_per_s": summary_json(&prefill),
             "decode_tokens_per_s": summary_json(&decode),
             "all_repetitions": stats_json(&stats, engine.plan()),
+            "last_repetition_per_token": per_token.json(),
         });
         return print_line(&value.to_string());
     }
@@ -116,6 +124,7 @@ fn repeat(
     session: &mut Session,
     args: &Args,
     round: usize,
+    per_token: &mut PerToken,
 ) -> Result<(Option<f64>, Option<f64>)> {
     engine.reset(session)?;
     let before = engine.stats();
@@ -124,17 +133,21 @@ fn repeat(
     let id = |i: usize| ((i as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20) % n_vocab;
     let token = |i: usize| u32::try_from(id(i)).unwrap_or(0);
     let prompt: Vec<u32> = (0..args.prompt_tokens).map(token).collect();
-    let mut bar = Bar(PrefillBar::new("measuring"), round);
+    let mut bar = Bar(CountBar::tokens("measuring"), round);
     engine.prefill(session, &prompt, &mut bar)?;
+    // Figures of each token are those of the last repetition.
+    *per_token = PerToken::default();
+    per_token.push(&engine.stats());
     for i in 0..args.decode_steps {
         engine.decode(session, token(args.prompt_tokens + i))?;
+        per_token.push(&engine.stats());
     }
     let stats = engine.stats().since(&before);
     Ok((stats.prefill_tokens_per_s(), stats.decode_tokens_per_s()))
 }
 
 /// Progress of a prefill; the first repetition's only, since drawing takes time.
-struct Bar(PrefillBar, usize);
+struct Bar(CountBar, usize);
 
 impl Observer for Bar {
     fn on_progress(&mut self, done: usize, total: usize) -> ControlFlow<()> {

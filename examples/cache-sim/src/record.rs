@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde_json::json;
 use thalweg::{Observer, Routing, Text};
-use thalweg_examples_common::{ModelArgs, PrefillBar};
+use thalweg_examples_common::{CountBar, ModelArgs};
 use thalweg_runtime::{FingerprintDepth, ModelSpec, TraceLogits, TraceRecorder, fingerprint};
 
 /// A line that separates documents.
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &RecordArgs) -> Result<()> {
     let mark = fingerprint(engine.file(), FingerprintDepth::Ends)?;
     let recorder = TraceRecorder::create(&args.out, engine.spec(), args.logits, mark)
         .with_context(|| format!("cannot record to {}", args.out.display()))?;
-    let bar = PrefillBar::new("recording");
+    let bar = CountBar::tokens("recording");
     let mut watch = Watch {
         recorder,
         bar,
@@ -98,7 +98,7 @@ pub(crate) fn run(args: &RecordArgs) -> Result<()> {
 /// The recorder with a progress bar over all documents.
 struct Watch {
     recorder: TraceRecorder,
-    bar: PrefillBar,
+    bar: CountBar,
     done: usize,
     total: usize,
 }

@@ -12,7 +12,7 @@ use thalweg::{
     Engine, Event, Finish, GenerateOptions, Message, Reply, SamplerOptions, Session, Text, generate,
 };
 use thalweg_examples_common::{
-    ModelArgs, PrefillBar, Settings, StatsFormat, note, print_stats, report,
+    CountBar, ModelArgs, Settings, StatsFormat, note, print_stats, report,
 };
 
 /// Talk with a model.
@@ -168,6 +168,7 @@ fn run(args: &Args) -> Result<()> {
                 &settings,
                 &engine.stats().since(&before),
                 engine.plan(),
+                None,
             )?;
         }
     }
@@ -192,7 +193,7 @@ fn answer(
     options: &GenerateOptions,
     interrupt: &Interrupt,
 ) -> Result<Reply> {
-    let bar = PrefillBar::new("reading");
+    let bar = CountBar::tokens("reading");
     let mut out = std::io::stdout();
     let mut failed = None;
     let mut on_event = |event: Event<'_>| {

@@ -8,7 +8,7 @@ use anyhow::Result;
 use clap::Parser;
 use thalweg::{Event, Finish, GenerateOptions, Message, SamplerOptions, Text, generate};
 use thalweg_examples_common::{
-    ModelArgs, PrefillBar, Settings, StatsFormat, note, print_stats, report,
+    CountBar, Live, ModelArgs, PerToken, Settings, StatsFormat, note, print_stats, report,
 };
 
 /// Generate a reply to a prompt.
@@ -21,7 +21,8 @@ use thalweg_examples_common::{
     after_help = "Examples:
   generate \"What is the package libssl-dev?\"
   generate --budget 24MiB --stats text \"What is the package curl?\"
-  generate --raw -n 16 \"The quick brown\""
+  generate --raw -n 16 \"The quick brown\"
+  generate --budget 24MiB --readahead 2 --live \"What is the package curl?\""
 )]
 struct Args {
     #[command(flatten)]
@@ -68,6 +69,11 @@ struct Args {
     #[arg(long)]
     raw: bool,
 
+    /// Watch the run: hit rate, speed and a strip of layers on one screen, redrawn on standard
+    /// error; the reply goes to standard output when it is complete
+    #[arg(long)]
+    live: bool,
+
     /// Print what was done and with which settings, on standard error
     #[arg(long, value_name = "FORMAT")]
     stats: Option<StatsFormat>,
@@ -105,14 +111,24 @@ fn run(args: &Args) -> Result<()> {
         },
         stop: Vec::new(),
     };
-    let bar = PrefillBar::new("reading the prompt");
+    let bar = CountBar::tokens("reading the prompt");
     let mut out = std::io::stdout().lock();
     let mut failed = None;
+    let mut live = args.live.then(|| Live::new(args.max_tokens));
+    let mut per_token = PerToken::default();
     let mut on_event = |event: Event<'_>| {
         match event {
             Event::Prefill { done, total } => bar.update(done, total),
+            Event::Step { stats, layers } => {
+                per_token.push(stats);
+                if let Some(live) = &mut live {
+                    live.step(stats, layers);
+                }
+            }
             Event::Text(piece) => {
-                if let Err(e) = out.write_all(piece.as_bytes()).and_then(|()| out.flush()) {
+                if let Some(live) = &mut live {
+                    live.text(piece);
+                } else if let Err(e) = out.write_all(piece.as_bytes()).and_then(|()| out.flush()) {
                     failed = Some(e);
                     return ControlFlow::Break(());
                 }
@@ -130,6 +146,10 @@ fn run(args: &Args) -> Result<()> {
         &options,
         &mut on_event,
     )?;
+    if let Some(live) = &mut live {
+        live.finish();
+        write!(out, "{}", reply.text)?;
+    }
     match failed {
         Some(e) => return Err(e.into()),
         None => writeln!(out)?,
@@ -142,7 +162,8 @@ fn run(args: &Args) -> Result<()> {
     match args.stats {
         Some(format) => {
             let settings = Settings::of(&args.model, &engine).with_sampler(&options.sampler);
-            print_stats(format, &settings, &engine.stats(), engine.plan())
+            let (stats, plan) = (engine.stats(), engine.plan());
+            print_stats(format, &settings, &stats, plan, Some(&per_token))
         }
         None => Ok(()),
     }

@@ -329,7 +329,7 @@ impl ExpertStore {
         };
         // A backend that gives back another buffer than it got has lost this one.
         let put = self.arena.put(slot, op.buf);
-        result.and(put.map_err(|_| Error::SlotLost { slot }))
+        result.and_then(|()| put.map_err(|_| Error::SlotLost { slot }))
     }
 
     fn land_load(&mut self, id: u64, place: usize, result: Result<()>) {

@@ -6,10 +6,8 @@ use thalweg_cache::PolicyKind;
 use thalweg_store::io::fault::{Fault, FaultBackend, FaultPlan};
 use thalweg_store::{Error, ExpertAccess, ExpertStore, Priority};
 
-use crate::fixture::{Fixture, LAYERS, chain, residents, validate};
+use crate::fixture::{EXPERT_BYTES, Fixture, chain, residents, validate};
 use crate::recorder::Handle;
-
-const EXPERT_BYTES: [u64; 4] = [800, 8500, 5001, 192];
 
 fn store(fixture: &Fixture, transit: usize, handle: &Handle) -> ExpertStore {
     fixture
@@ -33,7 +31,7 @@ fn fail(n: u64) -> FaultPlan {
 #[test]
 fn guesses_that_are_under_way_are_joined_and_not_read_twice() {
     let fixture = Fixture::new();
-    for layer in 0..LAYERS.len() {
+    for (layer, expert_bytes) in EXPERT_BYTES.into_iter().enumerate() {
         let handle = Handle::default();
         let mut store = store(&fixture, 2, &handle);
         // Best guess first, as many as there are transit slots.
@@ -48,7 +46,7 @@ fn guesses_that_are_under_way_are_joined_and_not_read_twice() {
             (2, 2, 1)
         );
         assert_eq!((stats.hits, stats.wasted_bytes), (0, 0));
-        assert_eq!(stats.bytes_read, 3 * EXPERT_BYTES[layer]);
+        assert_eq!(stats.bytes_read, 3 * expert_bytes);
         let by_layer = store.layer_stats(layer).unwrap();
         assert_eq!((by_layer.guessed_hits, by_layer.misses), (2, 1));
         assert_eq!(handle.n_taken(), 3);
@@ -65,7 +63,7 @@ fn guesses_that_are_under_way_are_joined_and_not_read_twice() {
 #[test]
 fn guesses_that_are_here_are_taken_over_without_a_wait_in_layers_of_any_size() {
     let fixture = Fixture::new();
-    for layer in 0..LAYERS.len() {
+    for (layer, expert_bytes) in EXPERT_BYTES.into_iter().enumerate() {
         let handle = Handle::eager();
         let mut store = store(&fixture, 3, &handle);
         // Slots that held something before: what was there must not come back.
@@ -95,7 +93,7 @@ fn guesses_that_are_here_are_taken_over_without_a_wait_in_layers_of_any_size() {
         assert_eq!((stats.hits, stats.misses), (3, 4));
         assert_eq!(
             (stats.bytes_read, stats.wasted_bytes),
-            (9 * EXPERT_BYTES[layer], 0)
+            (9 * expert_bytes, 0)
         );
     }
 }
@@ -193,7 +191,7 @@ fn a_layer_acquired_again_while_a_forgotten_guess_is_being_read_is_served() {
 #[test]
 fn a_joined_guess_that_fails_is_demanded_once_more() {
     let fixture = Fixture::new();
-    for layer in 0..LAYERS.len() {
+    for (layer, expert_bytes) in EXPERT_BYTES.into_iter().enumerate() {
         let handle = Handle::default();
         let mut store = failing(&fixture, &handle, fail(0));
         assert_eq!(store.read_ahead(layer, &[6]), 1);
@@ -203,7 +201,7 @@ fn a_joined_guess_that_fails_is_demanded_once_more() {
         // The failed one never reached the recorder.
         assert_eq!(handle.priorities(), [Priority::Demand; 2]);
         assert_eq!(store.stats().failures, 0);
-        assert_eq!(store.stats().bytes_read, 2 * EXPERT_BYTES[layer]);
+        assert_eq!(store.stats().bytes_read, 2 * expert_bytes);
         assert_eq!(store.read_ahead(layer, &[0, 1, 3]), 3);
     }
 }
@@ -262,6 +260,34 @@ fn the_check_sees_a_guess_when_it_is_asked_for() {
     validate(&store);
     assert!(residents(&store, 0).is_empty());
     assert_eq!(store.read_ahead(0, &[1, 2, 3]), 3);
+}
+
+#[test]
+fn a_guess_that_the_check_refuses_is_not_here() {
+    let fixture = Fixture::new();
+    let mut store = store(&fixture, 2, &Handle::eager());
+    store.set_check(Box::new(|_, _, _, _| Err("not a number".into())));
+    assert_eq!(store.read_ahead(0, &[6]), 1);
+    let access = ExpertAccess::new(0, 0, &[6]);
+    let mut lease = store.begin_acquire(&access).unwrap();
+    assert_eq!(fixture.check_open(&lease, 0, &[6]), 0);
+    let error = lease.wait().unwrap_err();
+    assert!(matches!(error, Error::Expert { expert: 6, .. }), "{error}");
+}
+
+#[test]
+fn a_joined_guess_is_given_up_with_its_lease() {
+    let fixture = Fixture::new();
+    let handle = Handle::default();
+    let mut store = store(&fixture, 2, &handle);
+    assert_eq!(store.read_ahead(0, &[4]), 1);
+    let access = ExpertAccess::new(0, 0, &[4, 5]);
+    drop(store.begin_acquire(&access).unwrap());
+    let mut cancelled = handle.record().cancelled.clone();
+    cancelled.sort_unstable();
+    assert_eq!((cancelled, store.stats().reads), (vec![0, 1], 0));
+    validate(&store);
+    assert_eq!(store.read_ahead(0, &[4, 5, 6]), 2);
 }
 
 #[test]
@@ -348,6 +374,23 @@ fn a_joined_guess_that_the_backend_loses_fails_its_batch_and_no_later_one() {
     );
     fixture.check(&store.acquire(1, 1, &[4, 5]).unwrap(), 1, &[4, 5]);
     assert_eq!(store.read_ahead(1, &[6, 7]), 1);
+}
+
+#[test]
+fn a_guess_that_is_lost_with_others_is_nobody_s() {
+    let fixture = Fixture::new();
+    let handle = Handle::default();
+    let mut store = store(&fixture, 2, &handle);
+    handle.record().swallow = 2;
+    assert_eq!(store.read_ahead(1, &[4]), 1);
+    let error = store.acquire(0, 0, &[7]).unwrap_err();
+    assert!(
+        matches!(error, Error::OperationsLost { n_lost: 2 }),
+        "{error}"
+    );
+    // Not joined: it will never come.
+    fixture.check(&store.acquire(1, 1, &[4]).unwrap(), 1, &[4]);
+    assert_eq!((store.stats().guessed_hits, store.stats().misses), (0, 1));
 }
 
 #[test]

@@ -17,6 +17,8 @@ pub(crate) const LAYERS: [(usize, &[u64]); 4] = [
     (9, &[5000, 1]),
     (12, &[64, 64, 64]),
 ];
+/// Bytes of an expert of each layer.
+pub(crate) const EXPERT_BYTES: [u64; 4] = [800, 8500, 5001, 192];
 /// Experts that a token uses in each layer.
 pub(crate) const K: usize = 3;
 

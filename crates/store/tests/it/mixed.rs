@@ -11,7 +11,7 @@ use thalweg_store::io::fault::{Fault, FaultBackend, FaultPlan, FaultReader};
 use thalweg_store::{Error, ExpertAccess, ExpertStore, PreadBackend};
 
 use crate::experts::online_policies;
-use crate::fixture::{Fixture, K, LAYERS, residents, validate};
+use crate::fixture::{EXPERT_BYTES, Fixture, K, LAYERS, residents, validate};
 use crate::stream::backend;
 
 /// How a lease or a stream ends.
@@ -291,7 +291,7 @@ impl<'a> Subject<'a> {
             sums.1 += of.guessed_hits;
             sums.2 += of.misses;
             let n_read = of.guessed_hits + of.misses + asked.filled;
-            n_bytes += n_read * LAYERS[layer].1.iter().sum::<u64>();
+            n_bytes += n_read * EXPERT_BYTES[layer];
         }
         assert_eq!(sums, (stats.hits, stats.guessed_hits, stats.misses));
         assert_eq!(stats.guesses, self.n_guesses);
@@ -312,7 +312,7 @@ impl<'a> Subject<'a> {
         let n_bytes = |layer: usize, asked: &Asked| {
             let of = self.store.layer_stats(layer).unwrap();
             let n_read = of.guessed_hits + of.misses + asked.filled;
-            n_read * LAYERS[layer].1.iter().sum::<u64>()
+            n_read * EXPERT_BYTES[layer]
         };
         let used: u64 = (0..).zip(&self.asked).map(|(l, a)| n_bytes(l, a)).sum();
         let stats = self.store.stats();

@@ -81,9 +81,9 @@ impl Handle {
 }
 
 impl Recorder {
-    fn take_in(&mut self, done: &mut Vec<ReadDone>, from: usize) {
+    fn give(&self, done: &mut [ReadDone]) {
         let mut record = self.record.lock().expect("as above");
-        for done in &mut done[from..] {
+        for done in done {
             if record.exchange > 0 {
                 record.exchange -= 1;
                 let len = done.op.buf.len();
@@ -124,14 +124,14 @@ impl ReadBackend for Recorder {
         if done.len() == from {
             self.inner.wait(done);
         }
-        self.take_in(done, from);
+        self.give(&mut done[from..]);
     }
 
     fn poll(&mut self, done: &mut Vec<ReadDone>) {
         let from = done.len();
         done.append(&mut self.done);
         self.inner.poll(done);
-        self.take_in(done, from);
+        self.give(&mut done[from..]);
     }
 
     fn promote(&mut self, id: u64) {

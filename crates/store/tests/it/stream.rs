@@ -10,10 +10,8 @@ use thalweg_store::io::{PoolBackend, ReaderKind};
 use thalweg_store::{Error, ExpertStore, FileSet, PreadBackend, ReadBackend};
 
 use crate::experts::online_policies;
-use crate::fixture::{Fixture, LAYERS, chain, residents, validate};
+use crate::fixture::{EXPERT_BYTES, Fixture, LAYERS, chain, residents, validate};
 use crate::recorder::Handle;
-
-const EXPERT_BYTES: [u64; 4] = [800, 8500, 5001, 192];
 
 fn store(fixture: &Fixture, transit: usize, handle: &Handle) -> ExpertStore {
     fixture
@@ -202,6 +200,19 @@ fn a_stream_that_is_left_early_or_forgotten_leaves_no_pin_and_no_slot_in_use() {
             }
         }
     }
+}
+
+#[test]
+fn reads_that_have_not_begun_are_given_up_with_their_stream() {
+    let fixture = Fixture::new();
+    let handle = Handle::default();
+    let mut store = store(&fixture, 3, &handle);
+    let mut stream = store.stream(1, &[0, 1, 2, 3, 4]).unwrap();
+    assert!(stream.next_batch().unwrap());
+    drop(stream);
+    assert_eq!(handle.record().cancelled, [1, 2]);
+    store.settle().unwrap();
+    assert_eq!(store.stats().bytes_read, EXPERT_BYTES[1]);
 }
 
 #[test]

@@ -13,10 +13,8 @@ use thalweg_store::{
 };
 
 use crate::experts::online_policies;
-use crate::fixture::{Fixture, K, LAYERS, chain, residents, validate};
+use crate::fixture::{EXPERT_BYTES, Fixture, K, LAYERS, chain, residents, validate};
 use crate::recorder::Handle;
-
-const EXPERT_BYTES: [u64; 4] = [800, 8500, 5001, 192];
 
 fn store(fixture: &Fixture, slots: usize, handle: &Handle) -> ExpertStore {
     fixture
@@ -216,7 +214,7 @@ fn a_fill_can_be_ended_between_reads_and_keeps_what_it_has() {
 fn a_failed_read_ends_the_fill_and_names_expert_and_file() {
     let fixture = Fixture::new();
     let plan = FaultPlan::new().with_fault(7, Fault::Fail(ErrorKind::PermissionDenied));
-    let mut store = failing(&fixture, plan.clone());
+    let mut store = failing(&fixture, plan);
     let ranking: Vec<_> = [4, 3, 2, 1, 0]
         .into_iter()
         .flat_map(|e| [1, 0].map(|layer| ExpertKey::new(layer, e)))

@@ -1,6 +1,6 @@
 //! Synthetic `qwen4exp` models of any size, streamed to disk. Owns: the shape, what it must
-//! satisfy, the writing. Does not own: contents of tensors (`recipe`), of routers (`routing`), of
-//! blocks (`blocks`); keys are those of small models.
+//! satisfy, the writing. Does not own: contents of tensors (`recipe`, `values`), pick shares
+//! (`routing`), bytes of blocks (`blocks`); keys are those of small models.
 //! Memory: the header twice, and pieces of 1 MiB: 10 MB for a small vocabulary, whatever the size.
 //!
 //! Invariants: 1. what `check` accepts, a reader that checks everything accepts. 2. The same fields
@@ -11,6 +11,9 @@ mod blocks;
 mod produce;
 mod recipe;
 mod routing;
+#[cfg(test)]
+mod tests;
+mod values;
 
 use std::fmt;
 use std::io;

@@ -1,7 +1,7 @@
 //! Which tensors a synthetic model has and what is in them. Owns: names, shapes, types, and the
-//! construction that makes routers pick as asked. Does not own: bytes of blocks (`blocks`), pick
-//! shares (`routing`), keys (`metadata` of the small models).
-//! Memory: a few hundred bytes a tensor; 64 Ki values or one row of a router at a time.
+//! construction that makes routers pick as asked. Does not own: bytes of blocks (`blocks`), values
+//! of F32 tensors (`values`), pick shares (`routing`), keys (`metadata` of the small models).
+//! Memory: a few hundred bytes a tensor.
 //!
 //! The residual has three zones. In the bias zone every token has the value 1, from which routers
 //! read each expert's bias. In the token zone every token has random values of its own. In the
@@ -15,9 +15,8 @@
 use thalweg_gguf::TensorType;
 
 use super::blocks::Fill;
+use super::values::Values;
 use super::{SyntheticModel, routing};
-use crate::Error;
-use crate::random::Random;
 use crate::small_model::SmallModel;
 use crate::vocabulary;
 
@@ -40,9 +39,6 @@ const MEMORY_KEY: f64 = 4.0;
 const LOGITS: f64 = 3.0;
 /// What markers such as the end of a turn have as logits, so that benchmarks are not cut short.
 const MARKER_LOGIT: f64 = -20.0;
-
-/// Values are drawn in parts of this many.
-const VALUES_AT_ONCE: usize = 1 << 16;
 
 /// One tensor to be.
 #[derive(Debug)]
@@ -69,26 +65,12 @@ pub(crate) struct Run {
     pub(crate) parts: Vec<(usize, Fill)>,
 }
 
-/// Small F32 tensors.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Values {
-    Same(f32),
-    /// Normal around the first, with the second as deviation.
-    Normal(f64, f64),
-    /// Uniform in -8.05..-0.05: decay rates.
-    Decay,
-    /// Convolutions that pass the current token on.
-    LastTap(usize),
-    /// The router of a layer.
-    Router(usize),
-}
-
 /// Widths of the residual's zones, in this order.
 #[derive(Clone, Copy, Debug)]
-struct Zones {
-    bias: usize,
-    memory: usize,
-    token: usize,
+pub(crate) struct Zones {
+    pub(crate) bias: usize,
+    pub(crate) memory: usize,
+    pub(crate) token: usize,
 }
 
 /// All tensors, in file order.
@@ -114,7 +96,7 @@ pub(crate) fn tensors(model: &SyntheticModel) -> Vec<Tensor> {
 }
 
 impl Zones {
-    fn of(n_embd: usize) -> Self {
+    pub(crate) fn of(n_embd: usize) -> Self {
         let quarter = (n_embd / 4 / ZONE_STEP).max(1) * ZONE_STEP;
         Self {
             bias: quarter,
@@ -415,80 +397,6 @@ impl Recipe<'_> {
             data: Data::Values(values),
         });
     }
-}
-
-impl Values {
-    /// Hands the `n` values of the tensor `name` to `sink`, in order and in parts.
-    ///
-    /// # Errors
-    /// Those of `sink`.
-    pub(crate) fn draw(
-        self,
-        model: &SyntheticModel,
-        name: &str,
-        n: usize,
-        sink: &mut dyn FnMut(&[f32]) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        let mut random = Random::for_tensor(model.seed, name);
-        let mut value: Box<dyn FnMut(usize) -> f32> = match self {
-            Self::Router(layer) => return router(model, layer, &mut random, sink),
-            Self::Same(value) => Box::new(move |_| value),
-            Self::Normal(mean, deviation) => {
-                let (mean, deviation) = (mean as f32, deviation as f32);
-                Box::new(move |_| mean + deviation * random.normal())
-            }
-            Self::Decay => Box::new(move |_| -0.05 - 8.0 * random.unit()),
-            Self::LastTap(kernel) => {
-                Box::new(move |i| f32::from(u8::from((i + 1).is_multiple_of(kernel))))
-            }
-        };
-        let mut part = Vec::with_capacity(VALUES_AT_ONCE.min(n));
-        let mut start = 0;
-        while start < n {
-            let end = n.min(start + VALUES_AT_ONCE);
-            part.clear();
-            part.extend((start..end).map(&mut value));
-            sink(&part)?;
-            start = end;
-        }
-        Ok(())
-    }
-}
-
-/// `[n_expert, n_embd]`: the bias of each expert's rank, then noise of length 1 over the zones.
-fn router(
-    model: &SyntheticModel,
-    layer: usize,
-    random: &mut Random,
-    sink: &mut dyn FnMut(&[f32]) -> Result<(), Error>,
-) -> Result<(), Error> {
-    let zones = Zones::of(model.n_embd);
-    let biases = routing::biases(model.n_expert, model.n_expert_used, model.skew);
-    let order = routing::ranking(model.seed, layer, model.n_expert);
-    let remembered = routing::memory(model.correlation);
-    let mut row = vec![0.0; model.n_embd];
-    for expert in 0..model.n_expert {
-        let rank = order.iter().position(|e| *e == expert).unwrap_or(0);
-        let (bias, noise) = row.split_at_mut(zones.bias);
-        bias.fill((biases[rank] / zones.bias as f64) as f32);
-        if model.correlation > 0.0 {
-            let (memory, token) = noise.split_at_mut(zones.memory);
-            direction(memory, remembered.sqrt(), random);
-            direction(token, (1.0 - remembered).sqrt(), random);
-        } else {
-            direction(noise, 1.0, random);
-        }
-        sink(&row)?;
-    }
-    Ok(())
-}
-
-/// A random vector of this length.
-fn direction(out: &mut [f32], length: f64, random: &mut Random) {
-    out.fill_with(|| random.normal());
-    let square: f64 = out.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
-    let scale = (length / square.max(f64::MIN_POSITIVE).sqrt()) as f32;
-    out.iter_mut().for_each(|v| *v *= scale);
 }
 
 /// The type, or the nearest in size whose blocks divide the row, as llama.cpp falls back.

@@ -87,8 +87,9 @@ pub(crate) fn logit(p: f64) -> f64 {
     ln(p / (1.0 - p))
 }
 
-/// The normal quantile to 0.1 (0.02 between 0.001 and 0.999), after Tukey's lambda distribution
-/// with the shape 0.135.
+/// The normal quantile to 0.021 between 0.001 and 0.999, after Tukey's lambda distribution with the
+/// shape 0.135. Further out it falls short, by 0.5 at one in a million: experts that are meant to be
+/// picked hardly ever are picked a little more often.
 fn normal_quantile(p: f64) -> f64 {
     let p = p.clamp(1e-9, 1.0 - 1e-9);
     let power = |x: f64| exp(0.135 * ln(x));
@@ -150,7 +151,7 @@ mod tests {
             (0.01, -2.32635),
             (0.999, 3.09023),
         ] {
-            assert!((normal_quantile(p) - x).abs() < 0.02, "{p}");
+            assert!((normal_quantile(p) - x).abs() < 0.022, "{p}");
         }
     }
 

@@ -105,16 +105,53 @@ ranking = [(1, 3), (0, 2), (1, 0)]
 seed("profile", "first", profile(1, 2, 4, 2, ranking, []))
 seed("profile", "second", profile(2, 2, 4, 2, ranking, [0.5, 0.5, 0.25]))
 
+
+# The first byte asks the body to put what follows from the lengths in order; headers are not padded.
+def sidecar(mend, n_expert, layers, checksums):
+    strides = [-(-sum(lens) // 16384) * 16384 for _, lens in layers]
+    classes = sorted(set(strides))
+    out = b"MEXP" + struct.pack("<5I", 1, 16384, len(layers), n_expert, len(classes)) + bytes(range(32))
+    for (types, lens), stride in zip(layers, strides):
+        out += struct.pack("<8I", *types, *lens, classes.index(stride), stride)
+    at = -(-(len(out) + 16 * len(layers) * n_expert) // 16384) * 16384
+    for (_, lens), stride in zip(layers, strides):
+        for expert in range(n_expert):
+            out += struct.pack("<QII", at if stride else 0, sum(lens), checksums if stride else 0)
+            at += stride
+    return bytes([mend]) + out
+
+
+seed("sidecar", "one_layer", sidecar(0, 2, [((0, 1, 2), (4, 8, 4))], 5))
+seed("sidecar", "classes", sidecar(0, 3, [((8, 8, 14), (9000, 9000, 9)), ((0, 0, 0), (0, 0, 0)),
+                                          ((42, 42, 42), (460800, 460800, 460800))], 7))
+seed("sidecar", "mended", sidecar(1, 4, [((1, 1, 1), (300, 5, 70000))] * 3, 9))
+
 # Operation and key alternate.
 seed("cache_ops", "serve", bytes(b for i in range(40) for b in (11 + i % 4, i * 5 % 12)))
 seed("cache_ops", "mixed", bytes(b for i in range(60) for b in (i * 7 % 16, i * 5 % 13)))
 
-# Slots of two layers, policy, two seeds, number of faults with theirs; then layer, number, experts.
-steps = bytes(b for i in range(20) for b in (i % 2, 2, i % 8, (i + 3) % 8))
-seed("arena_ops", "smallest", bytes([0, 0, 0, 1, 1, 0]) + steps)
-seed("arena_ops", "faults", bytes([1, 2, 3, 1, 1, 3, 0, 2, 1, 5, 2, 7]) + steps)
+# Slots of two layers, transit slots, policy, seed, order, number of faults with theirs; then
+# operations: kind, layer, number of experts, the experts, and how it goes on for all but 0, 1, 4, 5.
+def operations(n_rounds):
+    out = []
+    for i in range(n_rounds):
+        layer, e = i % 2, [(i + j) % 8 for j in range(8)]
+        out += [4, layer, 3, *e[:3]]  # read ahead
+        out += [2, layer, 2, e[1], e[4], i % 12]  # lease, waited for and ended somehow
+        out += [5, 1 - layer, 2, e[2], e[6]]
+        out += [0, layer, 2, e[0], e[5]]  # lease as a whole
+        if i % 3 == 0:
+            out += [6, layer, 7, *e[:7], [7, 2, 10][i // 3 % 3]]  # stream
+        if i % 4 == 1:
+            out += [7, layer, 4, *e[4:8], i % 3]  # fill or settle
+    return bytes(out)
+
+
+seed("arena_ops", "smallest", bytes([0, 0, 1, 0, 1, 0, 0]) + operations(6))
+seed("arena_ops", "no_transit", bytes([1, 2, 0, 0, 1, 0, 0]) + operations(6))
+seed("arena_ops", "faults", bytes([1, 2, 3, 3, 1, 1, 3, 0, 2, 1, 5, 2, 7]) + operations(8))
 for policy in range(14):
-    seed("arena_ops", f"policy_{policy}", bytes([1, 3, policy, 1, 1, 0]) + steps)
+    seed("arena_ops", f"policy_{policy}", bytes([1, 3, 1 + policy % 5, policy, 1, policy % 2, 0]) + operations(8))
 
 # Row length (two bytes), offset, cache; then number of rows, each of two bytes.
 for cache in range(4):

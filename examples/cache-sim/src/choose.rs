@@ -11,7 +11,7 @@ use thalweg_eval::HostConstants;
 use thalweg_eval::choose::{Bar, Candidate, Choice, EngineFacts, QualityCost, Request, choose};
 use thalweg_eval::latency::union::count_unions;
 
-use thalweg_examples_common::note;
+use thalweg_examples_common::{note, print_line};
 
 use crate::input::Input;
 use crate::replay::{TraceArgs, policy};
@@ -131,8 +131,8 @@ pub(crate) fn run(args: &ChooseArgs) -> Result<()> {
     };
     let choice = choose(&host, &request)?;
     match args.json {
-        true => println!("{}", serde_json::to_string(&choice)?),
-        false => print(args, &choice),
+        true => print_line(&serde_json::to_string(&choice)?)?,
+        false => print(args, &choice)?,
     }
     Ok(())
 }
@@ -197,15 +197,15 @@ fn candidates(args: &ChooseArgs, input: &Input, mean_bytes: u64) -> Result<Vec<C
     candidates
 }
 
-fn print(args: &ChooseArgs, choice: &Choice) {
-    println!(
+fn print(args: &ChooseArgs, choice: &Choice) -> Result<()> {
+    print_line(&format!(
         "{:36} {:>9} {:>9} {:>12} {:>10} {:>11} {:>9}",
         "configuration", "tok/s", "s/turn", "misses/token", "MiB/token", "routing KL", "bar"
-    );
+    ))?;
     for ranked in choice.ranked.iter().take(args.top) {
         let candidate = &ranked.candidate;
         let turn = ranked.seconds_per_turn;
-        println!(
+        print_line(&format!(
             "{:36} {:>9.2} {:>9} {:>12.3} {:>10.3} {:>11.5} {:>9}",
             candidate.name,
             ranked.tokens_per_s,
@@ -218,9 +218,13 @@ fn print(args: &ChooseArgs, choice: &Choice) {
                 Some(false) => "missed",
                 None => "-",
             },
-        );
+        ))?;
     }
     let name = |name: &Option<String>| name.clone().unwrap_or_else(|| "none".to_owned());
-    println!("fastest: {}", name(&choice.fastest));
-    println!("least costly that will do: {}", name(&choice.least_costly));
+    print_line(&format!("fastest: {}", name(&choice.fastest)))?;
+    print_line(&format!(
+        "least costly that will do: {}",
+        name(&choice.least_costly)
+    ))?;
+    Ok(())
 }

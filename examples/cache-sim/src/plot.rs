@@ -12,6 +12,7 @@ use thalweg_cache::{Bias, Moce, PolicyKind, RangeAvg};
 use thalweg_eval::HostConstants;
 use thalweg_eval::latency::{DecodeLoad, DecodeModel, DecodeParts};
 use thalweg_eval::plot::{Figure, Panel, Series};
+use thalweg_examples_common::print_line;
 
 use crate::input::Input;
 use crate::sweep::{progress, write_whole};
@@ -345,6 +346,6 @@ fn hit_rates(input: &Input, protect: u8) -> Result<Figure> {
 fn save(args: &PlotArgs, name: &str, figure: &Figure) -> Result<()> {
     let path = args.out.join(name);
     write_whole(&path, &figure.to_svg()?)?;
-    println!("{}", path.display());
+    print_line(&path.display().to_string())?;
     Ok(())
 }

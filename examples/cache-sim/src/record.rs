@@ -9,7 +9,9 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde_json::json;
 use thalweg::{Observer, Routing, Text};
-use thalweg_examples_common::{CountBar, ModelArgs};
+use thalweg_examples_common::{
+    CountBar, ModelArgs, Settings, StatsFormat, print_line, print_stats,
+};
 use thalweg_runtime::{FingerprintDepth, ModelSpec, TraceLogits, TraceRecorder, fingerprint};
 
 /// A line that separates documents.
@@ -45,6 +47,11 @@ pub(crate) struct RecordArgs {
     /// What is kept of the router's logits: none, f16, f32 or top:M
     #[arg(long, value_name = "KIND", default_value = "f16", value_parser = logits)]
     logits: TraceLogits,
+
+    /// Print what the run did, on standard error: with --chunk 1 its misses are those that `replay`
+    /// predicts for the same policy and slots
+    #[arg(long, value_name = "FORMAT")]
+    stats: Option<StatsFormat>,
 }
 
 /// Writes the trace.
@@ -86,13 +93,19 @@ pub(crate) fn run(args: &RecordArgs) -> Result<()> {
     watch.bar.update(total, total);
     let bytes = watch.recorder.finish()?;
     let seconds = start.elapsed().as_secs_f64();
-    println!(
+    print_line(&format!(
         "{}: {total} tokens in {} documents of {} domains, {bytes} bytes, {seconds:.1} s",
         args.out.display(),
         documents.len(),
         domains(args).len(),
-    );
-    Ok(())
+    ))?;
+    match args.stats {
+        Some(format) => {
+            let settings = Settings::of(&args.model, &engine);
+            print_stats(format, &settings, &engine.stats(), engine.plan(), None)
+        }
+        None => Ok(()),
+    }
 }
 
 /// The recorder with a progress bar over all documents.

@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use thalweg_cache::sim::{self, KeepMap, Scope};
 use thalweg_cache::{Bias, ExpertKey, Key, Moce, PolicyKind};
+use thalweg_examples_common::print_line;
 use thalweg_store::Profile;
 
 use crate::input::Input;
@@ -156,8 +157,8 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
         }
     }
     match args.json {
-        true => println!("{}", Value::Object(out)),
-        false => report::print(&out),
+        true => print_line(&Value::Object(out).to_string())?,
+        false => report::print(&out)?,
     }
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 use thalweg_cache::sim::{Counts, Report, RouteCounts, RoutedReport};
+use thalweg_examples_common::print_line;
 
 use crate::input::Input;
 
@@ -61,12 +62,12 @@ pub(crate) fn whole(
 }
 
 /// The same for a person.
-pub(crate) fn print(report: &Map<String, Value>) {
+pub(crate) fn print(report: &Map<String, Value>) -> anyhow::Result<()> {
     let number = |row: &Map<String, Value>, key: &str| row.get(key).and_then(Value::as_f64);
     let figure = |row: &Map<String, Value>, key: &str, scale: f64, digits: usize| {
         number(row, key).map_or_else(|| "-".to_owned(), |v| format!("{:.digits$}", v * scale))
     };
-    println!(
+    print_line(&format!(
         "{:12} {:>8} {:>12} {:>8} {:>10} {:>10} {:>10} {:>11}",
         "domain",
         "tokens",
@@ -76,9 +77,9 @@ pub(crate) fn print(report: &Map<String, Value>) {
         "first use",
         "agree %",
         "routing KL"
-    );
+    ))?;
     let line = |name: &str, row: &Map<String, Value>| {
-        println!(
+        print_line(&format!(
             "{name:12} {:>8} {:>12} {:>8} {:>10} {:>10} {:>10} {:>11}",
             figure(row, "n_tokens", 1.0, 0),
             figure(row, "misses_per_token", 1.0, 3),
@@ -87,14 +88,15 @@ pub(crate) fn print(report: &Map<String, Value>) {
             figure(row, "n_compulsory", 1.0, 0),
             figure(row, "agreement", 100.0, 2),
             figure(row, "routing_kl", 1.0, 5),
-        );
+        ))
     };
     for domain in report["domains"].as_array().into_iter().flatten() {
         if let Value::Object(row) = domain {
-            line(row["name"].as_str().unwrap_or("?"), row);
+            line(row["name"].as_str().unwrap_or("?"), row)?;
         }
     }
-    line("all", report);
+    line("all", report)?;
+    Ok(())
 }
 
 /// The object in a value made by `json!({..})`.

@@ -11,6 +11,7 @@ use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 use thalweg_cache::sim::{self, KeepMap, RoutedReport, Score, Usage};
 use thalweg_cache::{AccessLog, Bias, Moce, PolicyKind, RangeAvg};
+use thalweg_examples_common::print_line;
 
 use crate::input::Input;
 use crate::replay::{ScopeArg, TraceArgs, policy};
@@ -151,7 +152,11 @@ pub(crate) fn run(args: &SweepArgs) -> Result<()> {
     if let Some(path) = &args.csv {
         write_whole(path, &csv(&rows))?;
     }
-    println!("{}: {} configurations", args.out.display(), rows.len());
+    print_line(&format!(
+        "{}: {} configurations",
+        args.out.display(),
+        rows.len()
+    ))?;
     Ok(())
 }
 

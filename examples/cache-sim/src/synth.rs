@@ -7,6 +7,7 @@ use clap::Args;
 use serde_json::json;
 use thalweg_cache::sim::{Synthetic, SyntheticConfig};
 use thalweg_cache::{KeySpace, Router, Weights};
+use thalweg_examples_common::print_line;
 use thalweg_runtime::TraceLogits;
 use thalweg_trace::{FileWriter, LayerChoice, RecordBuf, Shape};
 
@@ -107,10 +108,10 @@ pub(crate) fn run(args: &SynthArgs) -> Result<()> {
     }
     bar.finish_and_clear();
     let bytes = writer.finish()?;
-    println!(
+    print_line(&format!(
         "{}: {} tokens, {bytes} bytes",
         args.out.display(),
         args.tokens
-    );
+    ))?;
     Ok(())
 }

@@ -5,6 +5,7 @@
 //! number or ends with a checksum, the body puts it there. `tests/replay.rs` runs all of them on
 //! recorded inputs with an ordinary toolchain.
 
+mod bundle;
 mod cache;
 mod gguf;
 mod input;
@@ -13,6 +14,7 @@ mod store;
 mod text;
 mod trace;
 
+pub use bundle::sidecar;
 pub use cache::cache_ops;
 pub use gguf::{gguf, splits};
 pub use quant::quant_rows;
@@ -32,6 +34,7 @@ pub const TARGETS: &[(&str, Body)] = &[
     ("gguf", gguf),
     ("profile", profile),
     ("quant_rows", quant_rows),
+    ("sidecar", sidecar),
     ("splits", splits),
     ("table_rows", table_rows),
     ("trace", trace),

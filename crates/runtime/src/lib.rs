@@ -33,7 +33,7 @@ pub use observe::{Observer, Silent};
 pub use options::{EngineOptions, ReadAhead};
 pub use planning::plan_model;
 pub use session::Session;
-pub use sidecar::{open_sidecar, pack_sidecar, verify_sidecar};
+pub use sidecar::{model_experts, open_sidecar, pack_sidecar, verify_sidecar};
 pub use stats::Stats;
 pub use trace_record::TraceRecorder;
 pub use watchdog::{

@@ -52,6 +52,15 @@ pub fn open_sidecar(path: &Path, file: &Gguf, spec: &ModelSpec) -> Result<(FileS
     Ok(open(path, file, spec)?.into_parts()?)
 }
 
+/// The model's own files and the places of its experts in them: what [`open_sidecar`] gives in place
+/// of, for a comparison of the two.
+///
+/// # Errors
+/// [`Error::Store`] when the files cannot be opened.
+pub fn model_experts(file: &Gguf, spec: &ModelSpec) -> Result<(FileSet, ExpertLayout)> {
+    Ok((model_files(file)?, expert_layout(spec)?))
+}
+
 /// Compares every byte of a sidecar with the model file.
 ///
 /// # Errors

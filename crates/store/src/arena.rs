@@ -293,7 +293,11 @@ mod tests {
             (1_382_400, 1_392_640),
         ] {
             assert_eq!(stride_bytes(slot), Some(stride));
-            assert_eq!(stride_bytes(stride), Some(stride), "rounding again changes nothing");
+            assert_eq!(
+                stride_bytes(stride),
+                Some(stride),
+                "rounding again changes nothing"
+            );
         }
         assert_eq!(stride_bytes(usize::MAX - 4096), None);
     }

@@ -510,7 +510,10 @@ mod tests {
             assert!(matches!(error, Error::UnalignedBundle { .. }), "{error}");
         }
         let error = refused(0, 4096, &[4000, 97]);
-        let Error::BadBundle { len_bytes: 4097, .. } = error else {
+        let Error::BadBundle {
+            len_bytes: 4097, ..
+        } = error
+        else {
             panic!("{error}");
         };
         assert!(matches!(
@@ -543,7 +546,10 @@ mod tests {
         for layout in [scattered, bundled] {
             let slots = layout.slots_for_budget(3_400_000_000);
             assert_eq!(slots.iter().sum::<usize>(), 2441);
-            assert_eq!((slots[0], slots[40], slots[41], slots[47]), (51, 51, 50, 50));
+            assert_eq!(
+                (slots[0], slots[40], slots[41], slots[47]),
+                (51, 51, 50, 50)
+            );
             let slots = layout.slots_for_budget(7_000_000_000);
             assert_eq!(slots.iter().sum::<usize>(), 5026);
         }

@@ -1,0 +1,145 @@
+//! Packs a model's routed experts into a sidecar. Owns: flags, the bar, the report. Does not own:
+//! the format, copying and comparing (`thalweg-store`), nor what is copied (`thalweg-runtime`).
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::{Value, json};
+use thalweg_examples_common::{print_line, report};
+use thalweg_gguf::Gguf;
+use thalweg_runtime::{Packed, pack_sidecar, verify_sidecar};
+
+/// A bar comes when the work takes longer than this.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Pack the routed experts of a model into a file of their own, each one contiguous and aligned, so
+/// that an expert is one direct read instead of three with copies.
+///
+/// Nothing is encoded anew: output is the same with and without the sidecar, it only arrives
+/// sooner. A sidecar belongs to the model file that it was made from and is refused with any other;
+/// it needs about as much room as the experts do.
+///
+/// OUT is replaced when the new file is complete, and never before. An interrupted run leaves at
+/// most `.OUT.partial`, which the next one replaces.
+#[derive(Debug, Parser)]
+#[command(
+    version,
+    after_help = "\
+Examples:
+  pack model.gguf model.experts              write the sidecar
+  pack --verify model.gguf model.experts     compare every byte of an existing one
+  pack model-00001-of-00003.gguf m.experts   a split model, from any of its files
+  pack --json model.gguf model.experts       for programs"
+)]
+struct Args {
+    /// The model file, or any file of a split model
+    file: PathBuf,
+
+    /// The sidecar
+    #[arg(value_name = "OUT.experts")]
+    out: PathBuf,
+
+    /// Write nothing; compare OUT with the model file, and its checksums with its bytes
+    #[arg(long)]
+    verify: bool,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+fn main() -> ExitCode {
+    report(run(&Args::parse()).map(|()| true))
+}
+
+fn run(args: &Args) -> Result<()> {
+    let file = Gguf::open(&args.file)
+        .with_context(|| format!("cannot open the model {}", args.file.display()))?;
+    let stopped = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&stopped);
+    ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed))
+        .context("cannot listen for interrupts")?;
+    let bar = bar(if args.verify { "comparing" } else { "packing" });
+    let start = Instant::now();
+    let mut total_bytes = 0;
+    let mut progress = |done: u64, total: u64| {
+        if bar.is_hidden() && start.elapsed() > PATIENCE {
+            bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(4));
+        }
+        total_bytes = total;
+        bar.set_length(total);
+        bar.set_position(done);
+        if done >= total {
+            // What the system holds back goes to the drive now.
+            bar.set_message("waiting for the drive");
+        }
+        match stopped.load(Ordering::Relaxed) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    };
+    let packed = match args.verify {
+        true => verify_sidecar(&args.out, &file, &mut progress).map(|()| None),
+        false => pack_sidecar(&file, &args.out, &mut progress).map(Some),
+    };
+    bar.finish_and_clear();
+    let packed = packed?;
+    tell(args, packed.as_ref(), total_bytes, start.elapsed())
+}
+
+/// Reports what was done with `bytes` bytes of bundles.
+fn tell(args: &Args, packed: Option<&Packed>, bytes: u64, took: Duration) -> Result<()> {
+    let seconds = took.as_secs_f64();
+    let mb_per_s = bytes as f64 / 1e6 / seconds.max(1e-9);
+    if args.json {
+        let packed = match packed {
+            None => Value::Null,
+            Some(packed) => json!({
+                "file_bytes": packed.file_bytes,
+                "expert_bytes": packed.expert_bytes,
+                "experts": packed.n_experts,
+                "replaced_leftover": packed.removed_leftover,
+            }),
+        };
+        let value = json!({
+            "model": args.file.to_string_lossy(),
+            "sidecar": args.out.to_string_lossy(),
+            "verified": args.verify,
+            "packed": packed,
+            "bundle_bytes": bytes,
+            "seconds": seconds,
+            "mb_per_s": mb_per_s,
+        });
+        return print_line(&value.to_string());
+    }
+    let out = args.out.display();
+    let rate = format!("{seconds:.1} s, {mb_per_s:.0} MB/s");
+    match packed {
+        None => print_line(&format!(
+            "{out} equals the model file, byte for byte: {rate}"
+        )),
+        Some(packed) => print_line(&format!(
+            "{} experts, {:.3} GB in {out}: {rate}",
+            packed.n_experts,
+            packed.file_bytes as f64 / 1e9
+        )),
+    }
+}
+
+fn bar(what: &'static str) -> ProgressBar {
+    let bar = ProgressBar::hidden();
+    let style = "{msg} {wide_bar} {bytes}/{total_bytes}, {decimal_bytes_per_sec}, {eta} left";
+    // The template is a constant; an unusable one would show as the default style.
+    if let Ok(style) = ProgressStyle::with_template(style) {
+        bar.set_style(style);
+    }
+    bar.set_message(what);
+    bar
+}

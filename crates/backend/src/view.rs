@@ -59,9 +59,9 @@ impl<'a> MatView<'a> {
         self.row_bytes
     }
 
-    /// Bytes of row `row`; `row` must be below [`n_out`](Self::n_out).
-    pub(crate) fn row(&self, row: usize) -> &'a [u8] {
-        &self.bytes[row * self.row_bytes..(row + 1) * self.row_bytes]
+    /// Bytes of `n` rows from `first` on; they must end at or before [`n_out`](Self::n_out).
+    pub(crate) fn rows(&self, first: usize, n: usize) -> &'a [u8] {
+        &self.bytes[first * self.row_bytes..(first + n) * self.row_bytes]
     }
 }
 

@@ -12,7 +12,7 @@ use std::str::FromStr;
 
 use bytemuck::PodCastError;
 
-use crate::{BlockFormat, Error, Result, for_each_format, formats};
+use crate::{BlockFormat, Error, Kernels, Result, for_each_format, formats};
 
 macro_rules! define_quant_type {
     ($(($name:ident, $module:ident)),+ $(,)?) => {
@@ -127,20 +127,19 @@ impl QuantType {
     /// # Cost
     /// No allocation; one pass over `src` and `out`.
     pub fn decode_row(self, src: &[u8], out: &mut [f32]) -> Result<()> {
-        self.check_row(src.len(), out.len())?;
-        (self.entry().decode)(src, out)
+        Kernels::best().decode_row(self, src, out)
     }
 
-    /// Dot product of a row with `x` (`[n]`) in f32: [`BlockFormat::dot_reference`].
+    /// Dot product of a row with `x` (`[n]`) in f32, with the bits of
+    /// [`BlockFormat::dot_reference`].
     ///
     /// # Errors
     /// As [`QuantType::decode_row`], with the length of `x`.
     ///
     /// # Cost
-    /// No allocation; decodes 256 weights at a time on the stack.
+    /// No allocation; see [`Kernels::matmul`], which takes many rows at once.
     pub fn dot_row(self, src: &[u8], x: &[f32]) -> Result<f32> {
-        self.check_row(src.len(), x.len())?;
-        (self.entry().dot)(src, x)
+        Kernels::best().dot_row(self, src, x)
     }
 
     /// Index of the first weight of a row that decodes to NaN or an infinity.
@@ -190,6 +189,30 @@ impl QuantType {
         })
     }
 
+    /// Checks that `found_bytes` bytes are `n_rows` rows of `n_elements`.
+    pub(crate) fn check_rows(
+        self,
+        found_bytes: usize,
+        n_elements: usize,
+        n_rows: usize,
+    ) -> Result<()> {
+        let expected_bytes = self.row_bytes(n_elements)?.saturating_mul(n_rows);
+        if found_bytes == expected_bytes {
+            return Ok(());
+        }
+        Err(Error::ByteLength {
+            format: self.name(),
+            n_elements: n_elements.saturating_mul(n_rows),
+            expected_bytes,
+            found_bytes,
+        })
+    }
+
+    /// Decodes a row whose lengths agree with the format's own portable code.
+    pub(crate) fn decode_reference(self, src: &[u8], out: &mut [f32]) -> Result<()> {
+        (self.entry().decode)(src, out)
+    }
+
     /// Checks that a slice of `found` elements fits a row of `expected`.
     pub(crate) fn check_elements(self, expected: usize, found: usize) -> Result<()> {
         if found == expected {
@@ -231,7 +254,6 @@ struct Entry {
     block_bytes: usize,
     can_quantize: bool,
     decode: fn(&[u8], &mut [f32]) -> Result<()>,
-    dot: fn(&[u8], &[f32]) -> Result<f32>,
     first_non_finite: fn(&[u8]) -> Result<Option<usize>>,
     quantize: fn(&[f32], &mut [u8]) -> Result<()>,
 }
@@ -246,7 +268,6 @@ impl Entry {
             block_bytes: size_of::<F::Block>(),
             can_quantize: F::CAN_QUANTIZE,
             decode: decode::<F>,
-            dot: dot::<F>,
             first_non_finite: first_non_finite::<F>,
             quantize: quantize::<F>,
         }
@@ -256,10 +277,6 @@ impl Entry {
 fn decode<F: BlockFormat>(src: &[u8], out: &mut [f32]) -> Result<()> {
     F::decode_blocks(blocks_of::<F>(src)?, out);
     Ok(())
-}
-
-fn dot<F: BlockFormat>(src: &[u8], x: &[f32]) -> Result<f32> {
-    Ok(F::dot_reference(blocks_of::<F>(src)?, x))
 }
 
 fn first_non_finite<F: BlockFormat>(src: &[u8]) -> Result<Option<usize>> {

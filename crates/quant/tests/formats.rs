@@ -3,6 +3,7 @@
 //! `tests/data` holds blocks and values with the results of an independent implementation; see
 //! `tools/make_vectors.py`, which wrote it.
 
+mod kernels;
 mod support;
 
 use proptest::prelude::*;

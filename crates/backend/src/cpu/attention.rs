@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use thalweg_quant::dot_f32;
 
+use super::math::exp;
 use super::norm::{Rotation, check_layout, check_rope, norm_into};
 use super::{CpuBuffer, Team, require, sigmoid, take, take_mut};
 use crate::Result;
@@ -144,7 +145,7 @@ pub(super) fn attention(
                 let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 let mut total = 0.0;
                 for s in &mut scores {
-                    *s = (*s - max).exp();
+                    *s = exp(*s - max);
                     total += *s;
                 }
                 out.fill(0.0);

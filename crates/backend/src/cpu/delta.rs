@@ -7,6 +7,7 @@
 
 use thalweg_quant::dot_f32;
 
+use super::math::exp;
 use super::norm::inverse_rms;
 use super::{CpuBuffer, Team, require, sigmoid, take, take_mut};
 use crate::Result;
@@ -49,17 +50,18 @@ pub(super) fn delta_rule(
     let past = take(op, "past", past, [n_head_v, state_len])?;
     let next = take_mut(op, "next", next, [n_head_v, state_len])?;
     let out = take_mut(op, "out", out, [n_tokens, width])?;
-    if width == 0 {
+    if width == 0 || n_tokens == 0 {
+        next.copy_from_slice(past);
         return Ok(());
     }
 
-    next.copy_from_slice(past);
     // `o [Hv, n_tokens, dv]`, so that a head with its state is one thread's work.
     let o_len = n_tokens * head_dim;
     let mut o = vec![0.0; n_head_v * o_len];
     let work = volume([n_tokens, 3, state_len]);
     team.pairs((next, state_len), (&mut o, o_len), work, |g, state, o| {
         let key = g % n_head_k;
+        let past = &past[g * state_len..(g + 1) * state_len];
         let [mut q, mut k, mut e] = [(); 3].map(|()| vec![0.0; head_dim]);
         for (t, o) in o.chunks_exact_mut(head_dim).enumerate() {
             let head = |h: usize| &u[t * channels + h * head_dim..][..head_dim];
@@ -70,8 +72,10 @@ pub(super) fn delta_rule(
             }
             let v = head(2 * n_head_k + g);
             let beta = sigmoid(b[t * n_head_v + g]);
-            let decay = (a_log[g] * softplus(a[t * n_head_v + g] + dt[g])).exp();
-            step(state, &q, &k, v, beta, decay, &mut e, o);
+            let decay = exp(a_log[g] * softplus(a[t * n_head_v + g] + dt[g]));
+            let past = (t == 0).then_some(past);
+            team.kernels()
+                .vectorize(|| step(past, state, &q, &k, v, beta, decay, &mut e, o));
         }
     });
 
@@ -89,8 +93,13 @@ pub(super) fn delta_rule(
 }
 
 /// One token: `M *= decay; e = beta (v - k^T M); M += k e^T; o = q^T M`.
+///
+/// `M` is `state`, or `past` where it is given: the first token reads the old state as it writes
+/// the new one, which saves a copy.
 #[allow(clippy::too_many_arguments)] // The symbols of the formula.
+#[inline]
 fn step(
+    past: Option<&[f32]>,
     state: &mut [f32],
     q: &[f32],
     k: &[f32],
@@ -102,10 +111,23 @@ fn step(
 ) {
     let n = e.len();
     e.fill(0.0);
-    for (row, k) in state.chunks_exact_mut(n).zip(k) {
-        for (m, e) in row.iter_mut().zip(e.iter_mut()) {
-            *m *= decay;
-            *e += k * *m;
+    match past {
+        Some(past) => {
+            let rows = state.chunks_exact_mut(n).zip(past.chunks_exact(n));
+            for ((row, past), k) in rows.zip(k) {
+                for ((m, past), e) in row.iter_mut().zip(past).zip(e.iter_mut()) {
+                    *m = past * decay;
+                    *e += k * *m;
+                }
+            }
+        }
+        None => {
+            for (row, k) in state.chunks_exact_mut(n).zip(k) {
+                for (m, e) in row.iter_mut().zip(e.iter_mut()) {
+                    *m *= decay;
+                    *e += k * *m;
+                }
+            }
         }
     }
     for (e, v) in e.iter_mut().zip(v) {
@@ -133,6 +155,6 @@ fn softplus(x: f32) -> f32 {
     if x > SOFTPLUS_LINEAR {
         x
     } else {
-        x.exp().ln_1p()
+        exp(x).ln_1p()
     }
 }

@@ -7,8 +7,8 @@ use crate::contract::{ConvShape, StreamShape, volume};
 /// Elements handed to a thread at once where there are no rows.
 const BLOCK: usize = 4096;
 
-/// Work units of an element that costs an exponential.
-const EXP: usize = 8;
+/// Work of an exponential, in multiply-adds of a dot product.
+const EXP: usize = 16;
 
 pub(super) fn add(team: &Team, x: &mut CpuBuffer, y: &CpuBuffer, len: usize) -> Result<()> {
     let y = take("add", "y", y, [len])?;

@@ -2,11 +2,13 @@
 //!
 //! Each (token, rank) has its own row of partial results, so the order in which experts arrive
 //! from disk cannot change a sum. All jobs are checked before the first one runs.
-//! Temporary space per expert in flight: its tokens' inputs and hidden values.
+//! Jobs of one token each (a decode step) are split by rows of all experts together, so that
+//! threads get equal shares; otherwise a job is one thread's.
+//! Temporary space: the hidden values of jobs of one token; else, per expert in flight, its tokens'
+//! inputs and hidden values.
 
-use rayon::prelude::*;
-
-use super::{CpuBuffer, SERIAL_LEN, Team, matmul, sigmoid, silu, take, take_mut};
+use super::math::silu;
+use super::{CpuBuffer, Team, matmul, sigmoid, take, take_mut};
 use crate::contract::{ExpertJob, MoeShape, volume};
 use crate::{Error, ExpertView, Result};
 
@@ -30,7 +32,7 @@ pub(super) fn experts(
     order.sort_unstable_by_key(|j| j.first_row);
     let found = partial.len();
     let (mut rest, mut at) = (partial, 0);
-    let mut tasks = Vec::with_capacity(order.len());
+    let mut tasks: Vec<Task<'_, '_>> = Vec::with_capacity(order.len());
     for job in order {
         let start = volume([job.first_row, n_embd]);
         let len = volume([job.tokens.len(), n_embd]);
@@ -52,21 +54,18 @@ pub(super) fn experts(
         tasks.push((job, rows));
     }
 
-    let weights = |j: &ExpertJob<'_>| volume([3, j.expert.down.n_in(), n_embd, j.tokens.len()]);
-    let work = tasks
-        .iter()
-        .map(|(j, _)| weights(j))
-        .fold(0, usize::saturating_add);
-    match &team.pool {
-        Some(pool) if tasks.len() > 1 && work > SERIAL_LEN => pool.install(|| {
-            tasks
-                .into_par_iter()
-                .try_for_each(|(j, rows)| run(team, j, x, rows))
-        }),
-        _ => tasks
-            .into_iter()
-            .try_for_each(|(j, rows)| run(team, j, x, rows)),
+    if tasks.iter().all(|(job, _)| job.tokens.len() == 1) {
+        return run_single(team, &mut tasks, x);
     }
+    if let [(job, rows)] = &mut tasks[..] {
+        return run(team, job, x, rows);
+    }
+    let weights = |j: &ExpertJob<'_>| volume([3, j.expert.down.n_in(), n_embd, j.tokens.len()]);
+    let work: usize = tasks.iter().map(|(j, _)| weights(j) / tasks.len()).sum();
+    team.blocks(&mut tasks, 1, work, |_, tasks| {
+        let mut tasks = tasks.iter_mut();
+        tasks.try_for_each(|(j, rows)| run(team, j, x, rows))
+    })
 }
 
 #[allow(clippy::too_many_arguments)] // The operands of the contract's operation.
@@ -160,6 +159,93 @@ fn check(job: &ExpertJob<'_>, n_embd: usize, x_len: usize) -> Result<()> {
     }
 }
 
+/// A checked job and its rows of the partial results.
+type Task<'a, 'b> = (&'a ExpertJob<'a>, &'b mut [f32]);
+
+/// Consecutive rows of one of many experts' results: the task, the first row, the rows.
+struct Piece<'a> {
+    task: usize,
+    first: usize,
+    rows: &'a mut [f32],
+}
+
+/// Rows of a piece: a few microseconds of the smallest experts worth running.
+const PIECE_ROWS: usize = 32;
+
+/// `down(silu(gate x) * (up x))` for checked jobs of one token each.
+fn run_single(team: &Team, tasks: &mut [Task<'_, '_>], x: &[f32]) -> Result<()> {
+    let n_ff = |job: &ExpertJob<'_>| job.expert.gate.n_out();
+    let n_embd = |job: &ExpertJob<'_>| job.expert.gate.n_in();
+    let mut hidden = vec![0.0; tasks.iter().map(|(job, _)| n_ff(job)).sum()];
+    let mut rest = &mut hidden[..];
+    let mut pieces = Vec::with_capacity(rest.len() / PIECE_ROWS + tasks.len());
+    for (task, (job, _)) in tasks.iter().enumerate() {
+        let (rows, others) = rest.split_at_mut(n_ff(job));
+        rest = others;
+        push_pieces(&mut pieces, task, rows);
+    }
+    let widest = |f: fn(&ExpertJob<'_>) -> usize| tasks.iter().map(|(j, _)| f(j)).max();
+    let work = matmul::row_work(widest(n_embd).unwrap_or(0), 1);
+    team.blocks(
+        &mut pieces,
+        1,
+        volume([2 * PIECE_ROWS, work]),
+        |_, pieces| {
+            for Piece { task, first, rows } in pieces {
+                let (job, _) = &tasks[*task];
+                let ExpertView { gate, up, .. } = job.expert;
+                let x = &x[job.tokens[0] as usize * n_embd(job)..][..n_embd(job)];
+                let mut ups = [0.0; PIECE_ROWS];
+                let (n, ups) = (rows.len(), &mut ups[..rows.len()]);
+                let kernels = team.kernels();
+                kernels.matmul(gate.ty(), gate.rows(*first, n), x, 1, rows)?;
+                kernels.matmul(up.ty(), up.rows(*first, n), x, 1, ups)?;
+                gate_with(team, rows, ups);
+            }
+            Ok(())
+        },
+    )?;
+
+    let n_pieces = pieces.len();
+    let mut rest = &hidden[..];
+    let mut inputs = Vec::with_capacity(tasks.len());
+    let mut pieces = Vec::with_capacity(n_pieces);
+    for (task, (job, out)) in tasks.iter_mut().enumerate() {
+        let (input, others) = rest.split_at(n_ff(job));
+        rest = others;
+        inputs.push((job.expert.down, input));
+        push_pieces(&mut pieces, task, out);
+    }
+    let work = inputs.iter().map(|(down, _)| down.n_in()).max();
+    let work = matmul::row_work(work.unwrap_or(0), 1);
+    team.blocks(&mut pieces, 1, volume([PIECE_ROWS, work]), |_, pieces| {
+        for Piece { task, first, rows } in pieces {
+            let (down, x) = inputs[*task];
+            let src = down.rows(*first, rows.len());
+            team.kernels().matmul(down.ty(), src, x, 1, rows)?;
+        }
+        Ok(())
+    })
+}
+
+fn push_pieces<'a>(pieces: &mut Vec<Piece<'a>>, task: usize, rows: &'a mut [f32]) {
+    let chunks = rows.chunks_mut(PIECE_ROWS).enumerate();
+    pieces.extend(chunks.map(|(i, rows)| Piece {
+        task,
+        first: i * PIECE_ROWS,
+        rows,
+    }));
+}
+
+/// `gate = silu(gate) * up`.
+fn gate_with(team: &Team, gate: &mut [f32], up: &[f32]) {
+    team.kernels().vectorize(|| {
+        for (g, u) in gate.iter_mut().zip(up) {
+            *g = silu(*g) * u;
+        }
+    });
+}
+
 /// `down(silu(gate x) * (up x))` for the tokens of a checked job.
 fn run(team: &Team, job: &ExpertJob<'_>, x: &[f32], out: &mut [f32]) -> Result<()> {
     let ExpertView { gate, up, down } = job.expert;
@@ -172,8 +258,6 @@ fn run(team: &Team, job: &ExpertJob<'_>, x: &[f32], out: &mut [f32]) -> Result<(
     let mut ups = vec![0.0; n * n_ff];
     matmul::matmul(team, gate, &input, n, &mut hidden)?;
     matmul::matmul(team, up, &input, n, &mut ups)?;
-    for (h, u) in hidden.iter_mut().zip(&ups) {
-        *h = silu(*h) * u;
-    }
+    gate_with(team, &mut hidden, &ups);
     matmul::matmul(team, down, &hidden, n, out)
 }

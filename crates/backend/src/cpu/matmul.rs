@@ -1,17 +1,16 @@
-//! Matrix products and table look-ups on rows that are dequantized as they are used.
+//! Matrix products and table look-ups on rows in their stored format.
 //!
-//! Rows are decoded one at a time and met by a tile of tokens, so a decoded row is reused from
-//! cache. Each element is one `dot_f32` of the decoded row and the token's vector.
-
-use thalweg_quant::dot_f32;
+//! Each element is one `dot_f32` of the decoded row and the token's vector, whatever the kernels.
+//! Rows are split over threads. Temporary space for more than one token: a tile of at most
+//! [`TILE_LEN`] results, since kernels write a row's results side by side.
 
 use super::{CpuBuffer, Team, take_mut};
 use crate::contract::volume;
 use crate::{Error, MatView, Result};
 
-/// Tokens that share one decoding of a row.
-const TILE_TOKENS: usize = 32;
-/// Rows of a tile: bounds the temporary space to `TILE_ROWS * TILE_TOKENS` floats.
+/// Results of a tile: 256 KiB, which stay in the second-level cache until they are moved.
+const TILE_LEN: usize = 64 * 1024;
+/// Rows of a tile.
 const TILE_ROWS: usize = 1024;
 
 /// `y[t, o] = W[o] . x[t]`.
@@ -27,29 +26,23 @@ pub(super) fn matmul(
         return rows_into(team, w, 0, x, 1, y);
     }
     // Rows are split over threads, tokens are the slow dimension of `y`: compute a tile
-    // transposed, then scatter it.
-    let mut tile = vec![0.0; TILE_ROWS.min(n_out) * TILE_TOKENS.min(n_tokens)];
-    for first_row in (0..n_out).step_by(TILE_ROWS) {
-        let n_rows = TILE_ROWS.min(n_out - first_row);
-        for first in (0..n_tokens).step_by(TILE_TOKENS) {
-            let n = TILE_TOKENS.min(n_tokens - first);
+    // transposed, then turn it.
+    let tile_rows = TILE_ROWS.min(n_out).max(1);
+    let tile_tokens = (TILE_LEN / tile_rows).min(n_tokens);
+    let mut tile = vec![0.0; tile_rows * tile_tokens];
+    for first_row in (0..n_out).step_by(tile_rows) {
+        let n_rows = tile_rows.min(n_out - first_row);
+        for first in (0..n_tokens).step_by(tile_tokens.max(1)) {
+            let n = tile_tokens.min(n_tokens - first);
             let tile = &mut tile[..n_rows * n];
-            rows_into(
-                team,
-                w,
-                first_row,
-                &x[first * n_in..(first + n) * n_in],
-                n,
-                tile,
-            )?;
-            for (t, y) in y[first * n_out..(first + n) * n_out]
-                .chunks_exact_mut(n_out)
-                .enumerate()
-            {
+            let x = &x[first * n_in..(first + n) * n_in];
+            rows_into(team, w, first_row, x, n, tile)?;
+            let y = &mut y[first * n_out..(first + n) * n_out];
+            team.rows(y, n_out, n_rows, |t, y| {
                 for (o, y) in y[first_row..first_row + n_rows].iter_mut().enumerate() {
                     *y = tile[o * n + t];
                 }
-            }
+            });
         }
     }
     Ok(())
@@ -64,18 +57,15 @@ fn rows_into(
     n: usize,
     out: &mut [f32],
 ) -> Result<()> {
-    let n_in = w.n_in();
-    team.blocks(out, n, n_in * (n + 4), |row, out| {
-        let mut decoded = vec![0.0; n_in];
-        for (i, out) in out.chunks_exact_mut(n).enumerate() {
-            w.ty()
-                .decode_row(w.row(first_row + row + i), &mut decoded)?;
-            for (t, y) in out.iter_mut().enumerate() {
-                *y = dot_f32(&decoded, &x[t * n_in..(t + 1) * n_in]);
-            }
-        }
-        Ok(())
+    team.blocks(out, n, row_work(w.n_in(), n), |row, out| {
+        let rows = w.rows(first_row + row, out.len() / n.max(1));
+        Ok(team.kernels().matmul(w.ty(), rows, x, n, out)?)
     })
+}
+
+/// Work of a row of `n_in` weights and `n` tokens: unpacking a weight costs about one product.
+pub(super) fn row_work(n_in: usize, n: usize) -> usize {
+    volume([n_in, n.saturating_add(1)])
 }
 
 /// Table rows by id, each repeated `copies` times.
@@ -100,7 +90,8 @@ pub(super) fn embed(
     team.blocks(out, row, row, |t, out| {
         for (id, out) in ids[t..].iter().zip(out.chunks_exact_mut(row)) {
             let (first, rest) = out.split_at_mut(n_in);
-            table.ty().decode_row(table.row(*id as usize), first)?;
+            let src = table.rows(*id as usize, 1);
+            team.kernels().decode_row(table.ty(), src, first)?;
             for copy in rest.chunks_exact_mut(n_in) {
                 copy.copy_from_slice(first);
             }

@@ -1,26 +1,35 @@
 //! The CPU reference: f32 arithmetic on dequantized rows, in one fixed order of additions.
 //!
-//! Owns the thread pool and the order of every sum; does not own speed (faster kernels are proven
-//! against this one). Memory: matrices stay in their stored format; temporary space is what each
-//! file says, a few rows per thread where it says nothing.
+//! Owns the order of every sum; does not own the arithmetic on stored weights (`thalweg-quant`,
+//! whose kernels give one result on every instruction set) nor the threads (`team`).
+//! Memory: matrices stay in their stored format; temporary space is what each file says, a few rows
+//! per thread where it says nothing.
 //! Invariants: (1) no result depends on the number of tokens in a call or on the number of threads,
 //! because every output element is computed by one thread in an order that depends on nothing else;
 //! (2) operands are checked before any output is touched, with products that cannot overflow.
-//! Cost: no operation is split over threads unless it touches more than [`SERIAL_LEN`] elements.
+//! Cost: an operation is split over threads where its work outlasts the hand-over; see `team`.
 
 mod attention;
 mod delta;
 mod elementwise;
 mod experts;
+mod math;
 mod matmul;
 mod norm;
+#[expect(
+    unsafe_code,
+    reason = "lending an operation to threads that outlive it"
+)]
+mod team;
 #[cfg(test)]
 mod tests;
 
 use std::ops::Range;
 
-use rayon::prelude::*;
+use thalweg_quant::Kernels;
 
+use self::math::{sigmoid, silu};
+use self::team::Team;
 use crate::contract::{
     AttentionCache, AttentionInput, AttentionShape, Backend, ConvShape, DeltaInput, DeltaShape,
     ExpertJob, HeadLayout, MoeShape, NormShape, Rope, StreamShape, volume,
@@ -55,13 +64,13 @@ impl CpuBackend {
     /// [`Error::Threads`] if the operating system refuses them or `n_threads` is 0.
     pub fn new(options: CpuOptions) -> Result<Self> {
         Ok(Self {
-            team: Team::new(options.n_threads)?,
+            team: Team::new(options.n_threads, Kernels::best())?,
         })
     }
 
     /// Compute threads in use.
     pub fn n_threads(&self) -> usize {
-        self.team.n_threads
+        self.team.n_threads()
     }
 }
 
@@ -72,116 +81,9 @@ impl CpuMatrix {
     }
 }
 
-/// Elements below which an operation is not worth a second thread.
-const SERIAL_LEN: usize = 128 * 1024;
-
-/// Most threads that may be asked for: a mistyped number must not bring a machine down.
-const MAX_THREADS: usize = 256;
-
 /// Memory of a further thread: its stack as far as it is used, its allocator's arena, a few rows
 /// of temporary values.
 const THREAD_BYTES: u64 = 512 << 10;
-
-/// Splits rows over threads.
-#[derive(Debug)]
-struct Team {
-    n_threads: usize,
-    pool: Option<rayon::ThreadPool>,
-}
-
-impl Team {
-    fn new(n_threads: usize) -> Result<Self> {
-        let build = || {
-            if n_threads == 0 {
-                return Err("at least one thread is needed".into());
-            }
-            if n_threads > MAX_THREADS {
-                return Err(format!("at most {MAX_THREADS} are of use").into());
-            }
-            rayon::ThreadPoolBuilder::new()
-                .num_threads(n_threads)
-                .thread_name(|i| format!("thalweg-compute-{i}"))
-                .build()
-                .map_err(|e| -> Box<dyn std::error::Error + Send + Sync> { e.into() })
-        };
-        let pool = match n_threads {
-            1 => None,
-            _ => Some(build().map_err(|source| Error::Threads { n_threads, source })?),
-        };
-        Ok(Self { n_threads, pool })
-    }
-
-    /// Calls `f(row, out_row)` for each row of `row_len` elements of `out`.
-    ///
-    /// `work` estimates the elements touched per row and decides whether threads pay.
-    fn rows<T: Send>(
-        &self,
-        out: &mut [T],
-        row_len: usize,
-        work: usize,
-        f: impl Fn(usize, &mut [T]) + Sync,
-    ) {
-        let each = |first: usize, out: &mut [T]| {
-            for (i, row) in out.chunks_exact_mut(row_len).enumerate() {
-                f(first + i, row);
-            }
-            Ok(())
-        };
-        // The closure cannot fail.
-        let _: Result<()> = self.blocks(out, row_len, work, each);
-    }
-
-    /// Calls `f(row, row_of_x, row_of_y)` for the rows that two outputs have in common.
-    ///
-    /// An output is its elements and its row length; neither length is zero unless `y` is empty.
-    fn pairs(
-        &self,
-        (x, x_len): (&mut [f32], usize),
-        (y, y_len): (&mut [f32], usize),
-        work: usize,
-        f: impl Fn(usize, &mut [f32], &mut [f32]) + Sync,
-    ) {
-        if y.is_empty() {
-            return;
-        }
-        match &self.pool {
-            Some(pool) if volume([x.len() / x_len, work]) > SERIAL_LEN => pool.install(|| {
-                let rows = x
-                    .par_chunks_exact_mut(x_len)
-                    .zip(y.par_chunks_exact_mut(y_len));
-                rows.enumerate().for_each(|(row, (x, y))| f(row, x, y));
-            }),
-            _ => {
-                let rows = x.chunks_exact_mut(x_len).zip(y.chunks_exact_mut(y_len));
-                rows.enumerate().for_each(|(row, (x, y))| f(row, x, y));
-            }
-        }
-    }
-
-    /// Calls `f(first_row, out_rows)` for blocks of whole rows that together cover `out`.
-    fn blocks<T: Send>(
-        &self,
-        out: &mut [T],
-        row_len: usize,
-        work: usize,
-        f: impl Fn(usize, &mut [T]) -> Result<()> + Sync,
-    ) -> Result<()> {
-        let n_rows = out.len().checked_div(row_len).unwrap_or(0);
-        match &self.pool {
-            Some(pool) if n_rows > 1 && n_rows.saturating_mul(work) > SERIAL_LEN => {
-                // A task outlasts its hand-over, and there are a few for each thread.
-                let rows = (SERIAL_LEN / 4).div_ceil(work.max(1));
-                let rows = rows.clamp(1, n_rows.div_ceil(self.n_threads));
-                pool.install(|| {
-                    let blocks = out.par_chunks_mut(row_len * rows).enumerate();
-                    blocks.try_for_each(|(b, block)| f(b * rows, block))
-                })
-            }
-            _ if n_rows > 0 => f(0, out),
-            _ => Ok(()),
-        }
-    }
-}
 
 /// The elements of an operand of shape `dims`.
 fn take<'a, const N: usize>(
@@ -255,16 +157,6 @@ fn require(
     }
 }
 
-/// `1 / (1 + e^-x)`.
-fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + (-x).exp())
-}
-
-/// `x sigmoid(x)`.
-fn silu(x: f32) -> f32 {
-    x * sigmoid(x)
-}
-
 impl Backend for CpuBackend {
     type Buffer = CpuBuffer;
     type Matrix = CpuMatrix;
@@ -276,7 +168,7 @@ impl Backend for CpuBackend {
     }
 
     fn overhead_bytes(&self) -> u64 {
-        (self.team.n_threads as u64 - 1) * THREAD_BYTES
+        (self.team.n_threads() as u64 - 1) * THREAD_BYTES
     }
 
     fn recorder(&self) {}

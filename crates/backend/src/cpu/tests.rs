@@ -56,7 +56,7 @@ fn every_product_is_the_reference_dot_of_the_decoded_row() {
         cpu.embed(&mut (), &w, &ids, 1, &mut table).unwrap();
         let mut decoded = vec![0.0; n_in];
         for o in 0..n_out {
-            ty.decode_row(w.view().row(o), &mut decoded).unwrap();
+            ty.decode_row(w.view().rows(o, 1), &mut decoded).unwrap();
             let row = &table.0[o * n_in..(o + 1) * n_in];
             assert!(
                 row.iter()

@@ -9,6 +9,13 @@
 /// Number of independent partial sums.
 const LANES: usize = 16;
 
+/// Rows that a product of several tokens takes at once.
+pub(crate) const TILE_ROWS: usize = 4;
+
+/// Weights of a row that such a product decodes at a time: a multiple of every block length and of
+/// the number of lanes.
+pub(crate) const CHUNK_LEN: usize = 512;
+
 /// Dot product of `a` and `b` in f32: the reference order of additions.
 ///
 /// Product `i` is added to lane `i % 16`, in rising order of `i`; a tail shorter than 16 goes into
@@ -17,7 +24,7 @@ const LANES: usize = 16;
 /// shorter slice are ignored.
 ///
 /// ```
-/// # use thalweg_quant::dot_f32;
+/// # use thalweg_quant::arch::scalar::dot_f32;
 /// assert_eq!(dot_f32(&[1.0, 2.0, 3.0], &[4.0, 5.0, 6.0]), 32.0);
 /// ```
 #[must_use]
@@ -52,6 +59,20 @@ impl Lanes {
         self.0 = lanes;
     }
 
+    /// The lanes themselves, for kernels that hold them in registers.
+    #[inline]
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) const fn as_array(&self) -> &[f32; LANES] {
+        &self.0
+    }
+
+    /// The lanes themselves, to be written back.
+    #[inline]
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) const fn as_array_mut(&mut self) -> &mut [f32; LANES] {
+        &mut self.0
+    }
+
     /// The sum of the lanes by the pairwise tree of [`dot_f32`].
     #[must_use]
     pub fn sum(self) -> f32 {
@@ -65,6 +86,23 @@ impl Lanes {
             width /= 2;
         }
         lanes[0]
+    }
+}
+
+/// Adds to `lanes[t][r]` the products of `rows[r]` with token `t`, which starts at `x[t * stride]`.
+///
+/// The rows have one length, a multiple of 16 but for the last piece of a row.
+pub(crate) fn add_tiles(
+    rows: [&[f32]; TILE_ROWS],
+    x: &[f32],
+    stride: usize,
+    lanes: &mut [[Lanes; TILE_ROWS]],
+) {
+    for (t, lanes) in lanes.iter_mut().enumerate() {
+        let x = &x[t * stride..];
+        for (lanes, row) in lanes.iter_mut().zip(rows) {
+            lanes.add_products(row, x);
+        }
     }
 }
 

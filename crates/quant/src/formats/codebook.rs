@@ -20,12 +20,12 @@ pub(super) static IQ2XXS: [[u8; 8]; 256] = expand(&grids::IQ2XXS, &LEVELS_IQ2, 2
 pub(super) static IQ2XS: [[u8; 8]; 512] = expand(&grids::IQ2XS, &LEVELS_IQ2, 2);
 pub(super) static IQ2S: [[u8; 8]; 1024] = expand(&grids::IQ2S, &LEVELS_IQ2, 2);
 pub(super) static IQ3XXS: [[u8; 4]; 256] = expand(&grids::IQ3XXS, &LEVELS_IQ3_XXS, 3);
-pub(super) static IQ3S: [[u8; 4]; 512] = expand(&grids::IQ3S, &LEVELS_IQ3_S, 3);
+pub(crate) static IQ3S: [[u8; 4]; 512] = expand(&grids::IQ3S, &LEVELS_IQ3_S, 3);
 /// Entries are `i8` in two's complement.
 pub(super) static IQ1S: [[u8; 8]; 2048] = expand(&grids::IQ1S, &LEVELS_IQ1, 2);
 
 /// The sixteen levels of IQ4_NL and IQ4_XS.
-pub(super) const LEVELS_IQ4: [i8; 16] = [
+pub(crate) const LEVELS_IQ4: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];
 

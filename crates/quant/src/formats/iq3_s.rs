@@ -32,6 +32,15 @@ pub struct BlockIQ3_S {
 
 const _: () = assert!(size_of::<BlockIQ3_S>() == 110);
 
+impl BlockIQ3_S {
+    /// The factor of `d` in run `run` of 32 weights.
+    #[inline]
+    pub(crate) fn scale(&self, run: usize) -> f32 {
+        let nibble = (self.scales[run / 2] >> (4 * (run % 2))) & 15;
+        f32::from(1 + 2 * nibble)
+    }
+}
+
 impl BlockFormat for IQ3_S {
     type Block = BlockIQ3_S;
     const NAME: &'static str = "IQ3_S";
@@ -42,8 +51,7 @@ impl BlockFormat for IQ3_S {
         let out: &mut [f32; 256] = block_out(out);
         let d = block.d.to_f32();
         for (b, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            let nibble = (block.scales[b / 2] >> (4 * (b % 2))) & 15;
-            let scale = d * f32::from(1 + 2 * nibble);
+            let scale = d * block.scale(b);
             let high = usize::from(block.qh[b]);
             for (i, out) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
                 let index = usize::from(block.qs[8 * b + i]) | (((high >> i) & 1) << 8);

@@ -30,6 +30,16 @@ pub struct BlockIQ4_XS {
 
 const _: () = assert!(size_of::<BlockIQ4_XS>() == 136);
 
+impl BlockIQ4_XS {
+    /// The factor of `d` in run `run` of 32 weights.
+    #[inline]
+    pub(crate) fn scale(&self, run: usize) -> f32 {
+        let low = (self.scales_l[run / 2] >> (4 * (run % 2))) & 15;
+        let high = ((u16::from_le_bytes(self.scales_h) >> (2 * run)) & 3) as u8;
+        (i32::from(low | (high << 4)) - 32) as f32
+    }
+}
+
 impl BlockFormat for IQ4_XS {
     type Block = BlockIQ4_XS;
     const NAME: &'static str = "IQ4_XS";
@@ -39,17 +49,13 @@ impl BlockFormat for IQ4_XS {
     fn decode(block: &BlockIQ4_XS, out: &mut [f32]) {
         let out: &mut [f32; 256] = block_out(out);
         let d = block.d.to_f32();
-        let scales_h = u16::from_le_bytes(block.scales_h);
         let runs = out
             .as_chunks_mut::<32>()
             .0
             .iter_mut()
             .zip(block.qs.as_chunks::<16>().0);
         for (b, (out, qs)) in runs.enumerate() {
-            let low = (block.scales_l[b / 2] >> (4 * (b % 2))) & 15;
-            let high = ((scales_h >> (2 * b)) & 3) as u8;
-            let scale = d * (i32::from(low | (high << 4)) - 32) as f32;
-            put_levels(out, scale, qs);
+            put_levels(out, d * block.scale(b), qs);
         }
     }
 

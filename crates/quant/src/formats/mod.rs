@@ -9,7 +9,7 @@
 
 #![expect(non_camel_case_types, reason = "users search for ggml's own names")]
 
-mod codebook;
+pub(crate) mod codebook;
 mod grids;
 
 mod bf16;
@@ -67,6 +67,9 @@ pub use q6_k::{BlockQ6_K, Q6_K};
 pub use q8_0::{BlockQ8_0, Q8_0};
 pub use tq1_0::{BlockTQ1_0, TQ1_0};
 pub use tq2_0::{BlockTQ2_0, TQ2_0};
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use mxfp4::{LEVELS as LEVELS_MXFP4, scale as scale_mxfp4};
 
 use bytemuck::{Pod, Zeroable};
 

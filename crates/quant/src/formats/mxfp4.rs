@@ -27,7 +27,7 @@ pub struct BlockMXFP4 {
 const _: () = assert!(size_of::<BlockMXFP4>() == 17);
 
 /// Twice the values of E2M1: sign, two bits of exponent, one of mantissa.
-const LEVELS: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+pub(crate) const LEVELS: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 impl BlockFormat for MXFP4 {
     type Block = BlockMXFP4;
@@ -61,7 +61,7 @@ impl BlockFormat for MXFP4 {
 }
 
 /// 2^(e - 128); the two smallest are subnormal.
-fn scale(e: u8) -> f32 {
+pub(crate) fn scale(e: u8) -> f32 {
     let e = u32::from(e);
     f32::from_bits(if e < 2 {
         0x0020_0000 << e

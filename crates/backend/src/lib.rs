@@ -13,7 +13,7 @@ pub use contract::{
     AttentionCache, AttentionInput, AttentionShape, Backend, ConvShape, DeltaInput, DeltaShape,
     ExpertJob, HeadLayout, IndexerInput, MoeShape, NormShape, Rope, StreamShape,
 };
-pub use cpu::{CpuBackend, CpuBuffer, CpuMatrix, CpuOptions};
+pub use cpu::{Activations, CpuBackend, CpuBuffer, CpuMatrix, CpuOptions};
 pub use error::{Error, Result};
 pub use routing::Routing;
 pub use view::{ExpertView, MatData, MatView};

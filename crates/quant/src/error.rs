@@ -58,6 +58,23 @@ pub enum Error {
         /// Elements given.
         found: usize,
     },
+    /// The format has no kernel for vectors of eight bits.
+    #[error("{format} has no integer kernel; multiply it with f32 vectors")]
+    NoIntegerKernel {
+        /// Name of the block format.
+        format: &'static str,
+    },
+    /// Vectors of eight bits were quantized for another kind of format, or for rows of another
+    /// length, or are fewer than asked for.
+    #[error("{format} rows of {n_elements} elements cannot meet these vectors of {found}")]
+    Q8Vectors {
+        /// Name of the block format.
+        format: &'static str,
+        /// Elements of a row.
+        n_elements: usize,
+        /// Elements of a vector.
+        found: usize,
+    },
     /// The size of the row in bytes does not fit a `usize`.
     #[error("a {format} row of {n_elements} elements is larger than the address space")]
     RowTooLarge {

@@ -8,6 +8,7 @@
 //! inputs and hidden values.
 
 use super::math::silu;
+use super::matmul::Vectors;
 use super::{CpuBuffer, Team, matmul, sigmoid, take, take_mut};
 use crate::contract::{ExpertJob, MoeShape, volume};
 use crate::{Error, ExpertView, Result};
@@ -184,22 +185,33 @@ fn run_single(team: &Team, tasks: &mut [Task<'_, '_>], x: &[f32]) -> Result<()> 
         rest = others;
         push_pieces(&mut pieces, task, rows);
     }
-    let widest = |f: fn(&ExpertJob<'_>) -> usize| tasks.iter().map(|(j, _)| f(j)).max();
-    let work = matmul::row_work(widest(n_embd).unwrap_or(0), 1);
+    let mut inputs = Vec::with_capacity(tasks.len());
+    for (job, _) in &*tasks {
+        let ExpertView { gate, up, .. } = job.expert;
+        let x = &x[job.tokens[0] as usize * n_embd(job)..][..n_embd(job)];
+        let for_gate = Vectors::new(team, gate.ty(), x, 1)?;
+        let for_up = match for_gate.fit(team, up.ty()) {
+            true => None,
+            false => Some(Vectors::new(team, up.ty(), x, 1)?),
+        };
+        inputs.push((for_gate, for_up));
+    }
+    let widest = tasks.iter().map(|(job, _)| n_embd(job)).max();
+    let work = matmul::row_work(widest.unwrap_or(0), 1);
     team.blocks(
         &mut pieces,
         1,
         volume([2 * PIECE_ROWS, work]),
         |_, pieces| {
             for Piece { task, first, rows } in pieces {
-                let (job, _) = &tasks[*task];
-                let ExpertView { gate, up, .. } = job.expert;
-                let x = &x[job.tokens[0] as usize * n_embd(job)..][..n_embd(job)];
+                let ExpertView { gate, up, .. } = tasks[*task].0.expert;
+                let (for_gate, for_up) = &inputs[*task];
                 let mut ups = [0.0; PIECE_ROWS];
                 let (n, ups) = (rows.len(), &mut ups[..rows.len()]);
                 let kernels = team.kernels();
-                kernels.matmul(gate.ty(), gate.rows(*first, n), x, 1, rows)?;
-                kernels.matmul(up.ty(), up.rows(*first, n), x, 1, ups)?;
+                for_gate.multiply(kernels, gate.ty(), gate.rows(*first, n), 0..1, rows)?;
+                let for_up = for_up.as_ref().unwrap_or(for_gate);
+                for_up.multiply(kernels, up.ty(), up.rows(*first, n), 0..1, ups)?;
                 gate_with(team, rows, ups);
             }
             Ok(())
@@ -213,16 +225,17 @@ fn run_single(team: &Team, tasks: &mut [Task<'_, '_>], x: &[f32]) -> Result<()> 
     for (task, (job, out)) in tasks.iter_mut().enumerate() {
         let (input, others) = rest.split_at(n_ff(job));
         rest = others;
-        inputs.push((job.expert.down, input));
+        let down = job.expert.down;
+        inputs.push((down, Vectors::new(team, down.ty(), input, 1)?));
         push_pieces(&mut pieces, task, out);
     }
     let work = inputs.iter().map(|(down, _)| down.n_in()).max();
     let work = matmul::row_work(work.unwrap_or(0), 1);
     team.blocks(&mut pieces, 1, volume([PIECE_ROWS, work]), |_, pieces| {
         for Piece { task, first, rows } in pieces {
-            let (down, x) = inputs[*task];
+            let (down, x) = &inputs[*task];
             let src = down.rows(*first, rows.len());
-            team.kernels().matmul(down.ty(), src, x, 1, rows)?;
+            x.multiply(team.kernels(), down.ty(), src, 0..1, rows)?;
         }
         Ok(())
     })

@@ -1,10 +1,18 @@
 //! Matrix products and table look-ups on rows in their stored format.
 //!
-//! Each element is one `dot_f32` of the decoded row and the token's vector, whatever the kernels.
+//! Owns [`Vectors`], the tokens' vectors in the precision that the backend's options ask for. With
+//! f32 vectors each element is one `dot_f32` of the decoded row and the vector; with vectors of
+//! eight bits it is the integer dot product of `thalweg-quant`. Either has one result whatever the
+//! kernels and whatever shares the call.
 //! Rows are split over threads. Temporary space for more than one token: a tile of at most
-//! [`TILE_LEN`] results, since kernels write a row's results side by side.
+//! [`TILE_LEN`] results, since kernels write a row's results side by side; and the vectors of eight
+//! bits of a tile's tokens.
 
-use super::{CpuBuffer, Team, take_mut};
+use std::ops::Range;
+
+use thalweg_quant::{Kernels, Q8Vectors, QuantType};
+
+use super::{Activations, CpuBuffer, Team, take_mut};
 use crate::contract::volume;
 use crate::{Error, MatView, Result};
 
@@ -12,6 +20,60 @@ use crate::{Error, MatView, Result};
 const TILE_LEN: usize = 64 * 1024;
 /// Rows of a tile.
 const TILE_ROWS: usize = 1024;
+/// Elements of a tile's tokens that are quantized to eight bits at a time, three bytes each.
+const Q8_LEN: usize = 320 * 1024;
+/// Memory of a thread for them.
+pub(super) const Q8_BYTES: u64 = 1 << 20;
+/// Tokens that kernels take at once: no tile has fewer unless there are no more.
+const TOKEN_GROUP: usize = 4;
+
+/// The vectors of some tokens, as products with one format read them.
+pub(super) enum Vectors<'a> {
+    F32(&'a [f32], usize),
+    Q8(Q8Vectors),
+}
+
+impl<'a> Vectors<'a> {
+    /// `x [n_tokens, n_in]` for products with rows of `ty`.
+    pub(super) fn new(team: &Team, ty: QuantType, x: &'a [f32], n_tokens: usize) -> Result<Self> {
+        if Self::are_q8(team, ty) {
+            let x = Q8Vectors::new(team.kernels(), ty, x, n_tokens)?;
+            return Ok(Self::Q8(x));
+        }
+        Ok(Self::F32(x, x.len().checked_div(n_tokens).unwrap_or(0)))
+    }
+
+    /// Whether products with rows of `ty` read these vectors.
+    pub(super) fn fit(&self, team: &Team, ty: QuantType) -> bool {
+        match self {
+            Self::F32(..) => !Self::are_q8(team, ty),
+            Self::Q8(x) => x.fits(ty),
+        }
+    }
+
+    /// `out[r, t] = row r . x[t]` for the vectors `tokens`.
+    pub(super) fn multiply(
+        &self,
+        kernels: Kernels,
+        ty: QuantType,
+        rows: &[u8],
+        tokens: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<()> {
+        match self {
+            Self::F32(x, n_in) => {
+                let (n, x) = (tokens.len(), &x[tokens.start * n_in..tokens.end * n_in]);
+                kernels.matmul(ty, rows, x, n, out)?;
+            }
+            Self::Q8(x) => kernels.matmul_q8(ty, rows, x, tokens, out)?,
+        }
+        Ok(())
+    }
+
+    fn are_q8(team: &Team, ty: QuantType) -> bool {
+        team.activations() == Activations::Q8 && Q8Vectors::supports(ty)
+    }
+}
 
 /// `y[t, o] = W[o] . x[t]`.
 pub(super) fn matmul(
@@ -23,21 +85,23 @@ pub(super) fn matmul(
 ) -> Result<()> {
     let (n_in, n_out) = (w.n_in(), w.n_out());
     if n_tokens == 1 {
-        return rows_into(team, w, 0, x, 1, y);
+        let x = Vectors::new(team, w.ty(), x, 1)?;
+        return rows_into(team, w, 0, &x, 1, y);
     }
     // Rows are split over threads, tokens are the slow dimension of `y`: compute a tile
     // transposed, then turn it.
     let tile_rows = TILE_ROWS.min(n_out).max(1);
-    let tile_tokens = (TILE_LEN / tile_rows).min(n_tokens);
+    let most = (Q8_LEN / n_in.max(1)).max(TOKEN_GROUP);
+    let tile_tokens = (TILE_LEN / tile_rows).min(most).min(n_tokens);
     let mut tile = vec![0.0; tile_rows * tile_tokens];
-    for first_row in (0..n_out).step_by(tile_rows) {
-        let n_rows = tile_rows.min(n_out - first_row);
-        for first in (0..n_tokens).step_by(tile_tokens.max(1)) {
-            let n = tile_tokens.min(n_tokens - first);
+    for first in (0..n_tokens).step_by(tile_tokens.max(1)) {
+        let n = tile_tokens.min(n_tokens - first);
+        let x = Vectors::new(team, w.ty(), &x[first * n_in..(first + n) * n_in], n)?;
+        let y = &mut y[first * n_out..(first + n) * n_out];
+        for first_row in (0..n_out).step_by(tile_rows) {
+            let n_rows = tile_rows.min(n_out - first_row);
             let tile = &mut tile[..n_rows * n];
-            let x = &x[first * n_in..(first + n) * n_in];
-            rows_into(team, w, first_row, x, n, tile)?;
-            let y = &mut y[first * n_out..(first + n) * n_out];
+            rows_into(team, w, first_row, &x, n, tile)?;
             team.rows(y, n_out, n_rows, |t, y| {
                 for (o, y) in y[first_row..first_row + n_rows].iter_mut().enumerate() {
                     *y = tile[o * n + t];
@@ -48,18 +112,18 @@ pub(super) fn matmul(
     Ok(())
 }
 
-/// `out [rows, n]` for rows from `first_row` on and `n` tokens.
+/// `out [rows, n]` for rows from `first_row` on and all `n` tokens of `x`.
 fn rows_into(
     team: &Team,
     w: MatView<'_>,
     first_row: usize,
-    x: &[f32],
+    x: &Vectors<'_>,
     n: usize,
     out: &mut [f32],
 ) -> Result<()> {
     team.blocks(out, n, row_work(w.n_in(), n), |row, out| {
         let rows = w.rows(first_row + row, out.len() / n.max(1));
-        Ok(team.kernels().matmul(w.ty(), rows, x, n, out)?)
+        x.multiply(team.kernels(), w.ty(), rows, 0..n, out)
     })
 }
 

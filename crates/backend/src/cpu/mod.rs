@@ -43,6 +43,22 @@ pub struct CpuOptions {
     pub n_threads: usize,
 }
 
+/// The precision in which tokens' vectors enter matrix products.
+///
+/// Both are exact in the sense of the contract: results depend on neither threads, nor chunk sizes,
+/// nor what is resident. They differ from each other by rounding (an X1 option).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Activations {
+    /// As they are: the reference.
+    #[default]
+    F32,
+    /// Quantized to eight bits in runs of 32, for formats that have integer kernels
+    /// ([`Q8Vectors::supports`](thalweg_quant::Q8Vectors::supports)); f32 for the others. An
+    /// element is off by at most `max|x| / 254` of its run.
+    Q8,
+}
+
 /// The CPU backend.
 #[derive(Debug)]
 pub struct CpuBackend {
@@ -66,6 +82,24 @@ impl CpuBackend {
         Ok(Self {
             team: Team::new(options.n_threads, Kernels::best())?,
         })
+    }
+
+    /// The same backend with another precision of vectors in matrix products; [`Activations::F32`]
+    /// before.
+    #[must_use]
+    pub fn with_activations(mut self, activations: Activations) -> Self {
+        self.team.set_activations(activations);
+        self
+    }
+
+    /// The precision of vectors in matrix products.
+    pub fn activations(&self) -> Activations {
+        self.team.activations()
+    }
+
+    /// The name of the instruction set in use, for example `"avx2"`.
+    pub fn kernels(&self) -> &'static str {
+        self.team.kernels().name()
     }
 
     /// Compute threads in use.
@@ -168,7 +202,12 @@ impl Backend for CpuBackend {
     }
 
     fn overhead_bytes(&self) -> u64 {
-        (self.team.n_threads() as u64 - 1) * THREAD_BYTES
+        let n_threads = self.team.n_threads() as u64;
+        let q8 = match self.team.activations() {
+            Activations::F32 => 0,
+            Activations::Q8 => n_threads * matmul::Q8_BYTES,
+        };
+        (n_threads - 1) * THREAD_BYTES + q8
     }
 
     fn recorder(&self) {}

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use thalweg_quant::Kernels;
 
+use super::Activations;
 use crate::contract::volume;
 use crate::{Error, Result};
 
@@ -49,6 +50,7 @@ const MAX_THREADS: usize = 256;
 pub(super) struct Team {
     n_threads: usize,
     kernels: Kernels,
+    activations: Activations,
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
 }
@@ -67,6 +69,7 @@ impl Team {
         let mut team = Self {
             n_threads,
             kernels,
+            activations: Activations::F32,
             shared: Arc::new(Shared::new(n_threads - 1)),
             workers: Vec::with_capacity(n_threads - 1),
         };
@@ -88,6 +91,15 @@ impl Team {
     /// The kernels that operations use.
     pub(super) fn kernels(&self) -> Kernels {
         self.kernels
+    }
+
+    /// The precision of vectors in matrix products.
+    pub(super) fn activations(&self) -> Activations {
+        self.activations
+    }
+
+    pub(super) fn set_activations(&mut self, activations: Activations) {
+        self.activations = activations;
     }
 
     /// Calls `f(row, out_row)` for each row of `row_len` elements of `out`, compiled for the

@@ -5,6 +5,7 @@
 //! `kernels` is the face: a value of [`Kernels`] is the proof that its instructions may be used.
 
 mod kernels;
+pub(crate) mod q8;
 pub mod scalar;
 #[cfg(target_arch = "x86_64")]
 #[expect(
@@ -14,3 +15,4 @@ pub mod scalar;
 pub mod x86;
 
 pub use kernels::Kernels;
+pub use q8::Q8Vectors;

@@ -39,6 +39,13 @@ impl BlockIQ3_S {
         let nibble = (self.scales[run / 2] >> (4 * (run % 2))) & 15;
         f32::from(1 + 2 * nibble)
     }
+
+    /// The codebook index of four weights: entry `i` of run `run`.
+    #[inline]
+    pub(crate) fn index(&self, run: usize, i: usize) -> usize {
+        let ninth = (usize::from(self.qh[run]) >> i) & 1;
+        usize::from(self.qs[8 * run + i]) | (ninth << 8)
+    }
 }
 
 impl BlockFormat for IQ3_S {
@@ -52,11 +59,9 @@ impl BlockFormat for IQ3_S {
         let d = block.d.to_f32();
         for (b, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
             let scale = d * block.scale(b);
-            let high = usize::from(block.qh[b]);
             for (i, out) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-                let index = usize::from(block.qs[8 * b + i]) | (((high >> i) & 1) << 8);
                 let signs = block.signs[4 * b + i / 2] >> (4 * (i % 2));
-                put_signed(out, scale, &IQ3S[index], signs);
+                put_signed(out, scale, &IQ3S[block.index(b, i)], signs);
             }
         }
     }

@@ -1,5 +1,7 @@
 //! Every kernel set of this machine against the portable reference, bit for bit.
 
+mod q8;
+
 use proptest::prelude::*;
 use thalweg_quant::arch::scalar;
 use thalweg_quant::{BlockFormat, Error, Kernels, QuantType, for_each_format, formats};

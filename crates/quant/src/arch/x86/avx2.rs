@@ -11,10 +11,10 @@ use std::arch::x86_64::*;
 
 use bytemuck::Pod;
 
-use super::{drivers, padded, padded_block, part, unpack_with};
+use super::{drivers, iq3_s_magnitudes, padded, padded_block, part, unpack_with};
 use crate::QuantType;
 use crate::arch::scalar::{Lanes, TILE_ROWS};
-use crate::formats::codebook::{IQ3S, LEVELS_IQ4};
+use crate::formats::codebook::LEVELS_IQ4;
 use crate::formats::{
     BlockIQ3_S, BlockIQ4_NL, BlockIQ4_XS, BlockMXFP4, BlockQ2_0, BlockQ4_0, BlockQ4_1, BlockQ5_0,
     BlockQ5_1, BlockQ8_0, F16Le, LEVELS_MXFP4, scale_mxfp4,
@@ -240,8 +240,8 @@ functions! {
     }
 
     /// Eight magnitudes times a scale, negative where a bit of `signs` is set.
-    fn signed(grid: i64, scale: f32, signs: u8) -> __m256 {
-        let values = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(grid)));
+    fn signed(grid: __m128i, scale: f32, signs: u8) -> __m256 {
+        let values = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(grid));
         let values = _mm256_mul_ps(_mm256_set1_ps(scale), values);
         // Bit `j` moves to the top of lane `j`.
         let to_top = _mm256_setr_epi32(31, 30, 29, 28, 27, 26, 25, 24);
@@ -252,15 +252,14 @@ functions! {
 
     fn iq3_s(block: &BlockIQ3_S, run: usize) -> [V; 2] {
         let scale = half(block.d) * block.scale(run);
-        let index: &[u8; 8] = &block.qs.as_chunks().0[run];
-        let ninth = usize::from(block.qh[run]) << 8;
-        let entry = |i: usize| IQ3S[usize::from(index[i]) | ((ninth >> i) & 0x100)];
+        let magnitudes = iq3_s_magnitudes(block, run);
+        let low = _mm256_castsi256_si128(magnitudes);
+        let high = _mm256_extracti128_si256::<1>(magnitudes);
         let signs: &[u8; 4] = &block.signs.as_chunks().0[run];
-        let mut out = [zero(); 2];
-        for (i, (out, &signs)) in out.as_flattened_mut().iter_mut().zip(signs).enumerate() {
-            let grid: i64 = bytemuck::cast([entry(2 * i), entry(2 * i + 1)]);
-            *out = signed(grid, scale, signs);
-        }
-        out
+        let second = |half| _mm_unpackhi_epi64(half, half);
+        [
+            [signed(low, scale, signs[0]), signed(second(low), scale, signs[1])],
+            [signed(high, scale, signs[2]), signed(second(high), scale, signs[3])],
+        ]
     }
 }

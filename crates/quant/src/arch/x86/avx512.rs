@@ -11,10 +11,10 @@ use std::arch::x86_64::*;
 
 use bytemuck::Pod;
 
-use super::{drivers, padded, padded_block, part, unpack_with};
+use super::{drivers, iq3_s_magnitudes, padded, padded_block, part, unpack_with};
 use crate::QuantType;
 use crate::arch::scalar::{Lanes, TILE_ROWS};
-use crate::formats::codebook::{IQ3S, LEVELS_IQ4};
+use crate::formats::codebook::LEVELS_IQ4;
 use crate::formats::{
     BlockIQ3_S, BlockIQ4_NL, BlockIQ4_XS, BlockMXFP4, BlockQ2_0, BlockQ4_0, BlockQ4_1, BlockQ5_0,
     BlockQ5_1, BlockQ8_0, F16Le, LEVELS_MXFP4, scale_mxfp4,
@@ -208,15 +208,11 @@ functions! {
 
     fn iq3_s(block: &BlockIQ3_S, run: usize) -> [V; 2] {
         let scale = _mm512_set1_ps(half(block.d) * block.scale(run));
-        let index: &[u8; 8] = &block.qs.as_chunks().0[run];
-        let ninth = usize::from(block.qh[run]) << 8;
-        let entry = |i: usize| {
-            i32::from_le_bytes(IQ3S[usize::from(index[i]) | ((ninth >> i) & 0x100)])
-        };
+        let magnitudes = iq3_s_magnitudes(block, run);
+        let halves = [_mm256_castsi256_si128(magnitudes), _mm256_extracti128_si256::<1>(magnitudes)];
         let signs: &[[u8; 2]; 2] = bytemuck::cast_ref(&block.signs.as_chunks::<4>().0[run]);
         let mut out = [zero(); 2];
-        for (h, (out, &signs)) in out.iter_mut().zip(signs).enumerate() {
-            let grid = _mm_setr_epi32(entry(4 * h), entry(4 * h + 1), entry(4 * h + 2), entry(4 * h + 3));
+        for ((out, &signs), grid) in out.iter_mut().zip(signs).zip(halves) {
             let values = _mm512_mul_ps(scale, _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(grid)));
             let bits = _mm512_castps_si512(values);
             let sign = _mm512_set1_epi32(i32::MIN);

@@ -11,9 +11,16 @@
 
 mod avx2;
 mod avx512;
+mod q8;
+
+use std::arch::x86_64::*;
+
+use crate::formats::BlockIQ3_S;
+use crate::formats::codebook::IQ3S;
 
 pub use avx2::Avx2;
 pub use avx512::Avx512;
+pub(crate) use q8::Vnni;
 
 /// Calls `$run::<Block, VECTORS, PARTS>($args.., unpack)` for the format, or returns `false`.
 ///
@@ -313,6 +320,33 @@ macro_rules! drivers {
 }
 
 use {drivers, unpack_with};
+
+/// The magnitudes of the 32 weights of a run of IQ3_S: eight entries of four bytes.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn iq3_s_magnitudes(block: &BlockIQ3_S, run: usize) -> __m256i {
+    let low = u64::from_le_bytes(block.qs.as_chunks().0[run]).cast_signed();
+    let low = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(low));
+    // Bit `i` of the byte moves to bit 8 of lane `i`.
+    let high = _mm256_set1_epi32(i32::from(block.qh[run]));
+    let high = _mm256_sllv_epi32(high, _mm256_setr_epi32(8, 7, 6, 5, 4, 3, 2, 1));
+    let high = _mm256_and_si256(high, _mm256_set1_epi32(0x100));
+    let mut index = [0_u32; 8];
+    // SAFETY: the array is the 32 bytes that are written; no alignment is asked for.
+    unsafe { _mm256_storeu_si256(index.as_mut_ptr().cast(), _mm256_or_si256(low, high)) };
+    // A gather instruction was slower here (Zen 4). The mask tells the compiler what holds anyway.
+    let entry = |i: usize| i32::from_le_bytes(IQ3S[index[i] as usize & 0x1ff]);
+    _mm256_setr_epi32(
+        entry(0),
+        entry(1),
+        entry(2),
+        entry(3),
+        entry(4),
+        entry(5),
+        entry(6),
+        entry(7),
+    )
+}
 
 /// At most sixteen values, followed by zeros.
 fn padded(values: &[f32]) -> [f32; 16] {

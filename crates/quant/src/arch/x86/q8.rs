@@ -1,0 +1,347 @@
+//! Integer dot products: AVX2 multiplies pairs of bytes and adds them in two instructions, AVX-512
+//! VNNI multiplies and adds four in one.
+//!
+//! Owns the loop and how blocks become bytes in registers of 256 bits (`q8_functions!`); both sets
+//! work on those, since eight lanes are what `arch::q8` defines. Does not own the vectors.
+//! Memory: loads from blocks and vectors alone; nothing is allocated.
+//! Invariants: those of `arch::q8`. Where pairs of products are added in 16 bits nothing saturates:
+//! vectors' codes are at most 127, weights at most 128, so a pair is at most 32,512.
+//! Cost: about ten instructions for a step of a row, whatever its runs.
+
+use std::arch::x86_64::*;
+
+use bytemuck::Pod;
+
+use super::{Avx2, Avx512, iq3_s_magnitudes};
+use crate::QuantType;
+use crate::arch::q8::{Q8Vectors, Step};
+use crate::formats::codebook::LEVELS_IQ4;
+use crate::formats::{BlockIQ3_S, BlockIQ4_NL, BlockQ2_0, BlockQ4_0, BlockQ8_0, F16Le};
+
+/// The proof that the processor has AVX-512 VNNI beside what [`Avx512`] proves.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Vnni(());
+
+impl Vnni {
+    pub(crate) fn new(_: Avx512) -> Option<Self> {
+        is_x86_feature_detected!("avx512vnni").then_some(Self(()))
+    }
+}
+
+/// Stamps the kernels of one set. Its module provides `dot_small` for weights from 0 to 31, stored
+/// with their offset, and `dot_wide` for signed ones; both add four products to each lane.
+macro_rules! q8_functions {
+    ($set:ident, $features:literal) => {
+        impl $set {
+            /// As [`dot_rows`](crate::arch::q8::dot_rows) of `arch::q8`.
+            pub(crate) fn dot_rows_q8(
+                self,
+                format: QuantType,
+                rows: &[u8],
+                x: &Q8Vectors,
+                first: usize,
+                n: usize,
+                out: &mut [f32],
+            ) -> bool {
+                // SAFETY: `self` exists only where the features were found.
+                unsafe { dot_rows(format, rows, x, first, n, out) }
+            }
+        }
+
+        #[target_feature(enable = $features)]
+        fn dot_rows(
+            format: QuantType,
+            rows: &[u8],
+            x: &Q8Vectors,
+            first: usize,
+            n: usize,
+            out: &mut [f32],
+        ) -> bool {
+            match format {
+                QuantType::Q2_0 => {
+                    let products = |block: &BlockQ2_0, _| {
+                        let (w, d) = (q2_0(block), half(block.d));
+                        (w, d)
+                    };
+                    each(rows, x.double(first, n), n, out, products, |s, w, q| {
+                        dot_small(s, w, q)
+                    });
+                }
+                QuantType::Q4_0 => {
+                    let products = |block: &BlockQ4_0, _| ([nibbles(&block.qs)], half(block.d));
+                    each(rows, x.single(first, n), n, out, products, |s, w, q| {
+                        dot_small(s, w, q)
+                    });
+                }
+                QuantType::Q8_0 => {
+                    let products = |block: &BlockQ8_0, _| ([load(&block.qs)], half(block.d));
+                    each(rows, x.single(first, n), n, out, products, |s, w, q| {
+                        dot_wide(s, w, q)
+                    });
+                }
+                QuantType::IQ4_NL => {
+                    let products = |block: &BlockIQ4_NL, _| ([iq4_nl(block)], half(block.d));
+                    each(rows, x.single(first, n), n, out, products, |s, w, q| {
+                        dot_wide(s, w, q)
+                    });
+                }
+                QuantType::IQ3_S => {
+                    let products = |block: &BlockIQ3_S, run| {
+                        ([iq3_s(block, run)], half(block.d) * block.scale(run))
+                    };
+                    each(rows, x.single(first, n), n, out, products, |s, w, q| {
+                        dot_small(s, w, q)
+                    });
+                }
+                _ => return false,
+            }
+            true
+        }
+
+        /// Rows in fours for one vector, else vectors in fours for one row: weights are unpacked
+        /// once for four vectors, and four chains of additions hide the latency of one.
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn each<B: Pod, const RUNS: usize>(
+            rows: &[u8],
+            x: &[Step<RUNS>],
+            n: usize,
+            out: &mut [f32],
+            unpack: impl Fn(&B, usize) -> ([__m256i; RUNS], f32),
+            dot: impl Fn(__m256i, [__m256i; RUNS], [__m256i; RUNS]) -> __m256i,
+        ) {
+            let per_token = x.len() / n.max(1);
+            let blocks: &[B] = bytemuck::cast_slice(rows);
+            let per_row = blocks.len() / (out.len() / n.max(1)).max(1);
+            let row = |r: usize| &blocks[r * per_row..(r + 1) * per_row];
+            let vector = |t: usize| &x[t * per_token..(t + 1) * per_token];
+            if n == 1 {
+                let (fours, rest) = out.as_chunks_mut::<4>();
+                for (i, out) in fours.iter_mut().enumerate() {
+                    let rows = [row(4 * i), row(4 * i + 1), row(4 * i + 2), row(4 * i + 3)];
+                    for (out, [y]) in out.iter_mut().zip(group(rows, [x], &unpack, &dot)) {
+                        *out = y;
+                    }
+                }
+                let first = 4 * fours.len();
+                for (i, out) in rest.iter_mut().enumerate() {
+                    [[*out]] = group([row(first + i)], [x], &unpack, &dot);
+                }
+                return;
+            }
+            for (r, out) in out.chunks_exact_mut(n).enumerate() {
+                let (fours, rest) = out.as_chunks_mut::<4>();
+                for (i, out) in fours.iter_mut().enumerate() {
+                    let t = 4 * i;
+                    let x = [vector(t), vector(t + 1), vector(t + 2), vector(t + 3)];
+                    [*out] = group([row(r)], x, &unpack, &dot);
+                }
+                let first = 4 * fours.len();
+                for (i, out) in rest.iter_mut().enumerate() {
+                    [[*out]] = group([row(r)], [vector(first + i)], &unpack, &dot);
+                }
+            }
+        }
+
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn group<B: Pod, const RUNS: usize, const R: usize, const T: usize>(
+            rows: [&[B]; R],
+            x: [&[Step<RUNS>]; T],
+            unpack: &impl Fn(&B, usize) -> ([__m256i; RUNS], f32),
+            dot: &impl Fn(__m256i, [__m256i; RUNS], [__m256i; RUNS]) -> __m256i,
+        ) -> [[f32; T]; R] {
+            let mut lanes = [[_mm256_setzero_ps(); T]; R];
+            let n_blocks = rows[0].len();
+            let parts = x[0].len().checked_div(n_blocks).unwrap_or(0);
+            let mut equal_rows = rows;
+            for (equal, row) in equal_rows.iter_mut().zip(rows) {
+                *equal = &row[..n_blocks];
+            }
+            let mut equal_x = x;
+            for (equal, x) in equal_x.iter_mut().zip(x) {
+                *equal = &x[..n_blocks * parts];
+            }
+            for b in 0..n_blocks {
+                for part in 0..parts {
+                    let step = b * parts + part;
+                    for (lanes, row) in lanes.iter_mut().zip(equal_rows) {
+                        let (weights, d) = unpack(&row[b], part);
+                        let d = _mm256_set1_ps(d);
+                        for (lanes, x) in lanes.iter_mut().zip(equal_x) {
+                            let x = &x[step];
+                            let mut codes = [_mm256_setzero_si256(); RUNS];
+                            for (codes, x) in codes.iter_mut().zip(&x.codes) {
+                                *codes = load(x);
+                            }
+                            let sums = dot(load_sums(&x.start), weights, codes);
+                            let scale = _mm256_mul_ps(d, load_scales(&x.scales));
+                            *lanes = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums), scale, *lanes);
+                        }
+                    }
+                }
+            }
+            let mut out = [[0.0; T]; R];
+            for (out, lanes) in out.as_flattened_mut().iter_mut().zip(lanes.as_flattened()) {
+                *out = sum(*lanes);
+            }
+            out
+        }
+
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn load(bytes: &[i8; 32]) -> __m256i {
+            // SAFETY: the array is the 32 bytes that are read; no alignment is asked for.
+            unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
+        }
+
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn load_sums(sums: &[i32; 8]) -> __m256i {
+            // SAFETY: the array is the eight elements that are read; no alignment is asked for.
+            unsafe { _mm256_loadu_si256(sums.as_ptr().cast()) }
+        }
+
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn load_scales(scales: &[f32; 8]) -> __m256 {
+            // SAFETY: the array is the eight elements that are read; no alignment is asked for.
+            unsafe { _mm256_loadu_ps(scales.as_ptr()) }
+        }
+
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn load_half(bytes: &[u8; 16]) -> __m128i {
+            // SAFETY: the array is the sixteen bytes that are read; no alignment is asked for.
+            unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) }
+        }
+
+        /// Lane `l` takes lane `l + 4`, then `l + 2`, `l + 1`.
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn sum(lanes: __m256) -> f32 {
+            let low = _mm256_castps256_ps128(lanes);
+            let four = _mm_add_ps(low, _mm256_extractf128_ps::<1>(lanes));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        }
+
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn half(d: F16Le) -> f32 {
+            _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(d.to_bits()))))
+        }
+
+        /// Fields 0 and 1 of the block's bytes, then 2 and 3.
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn q2_0(block: &BlockQ2_0) -> [__m256i; 2] {
+            let bytes = _mm256_broadcastsi128_si256(load_half(&block.qs));
+            let mask = _mm256_set1_epi8(3);
+            // What a shift brings in from the next byte, the mask removes.
+            let low = _mm256_srlv_epi32(bytes, _mm256_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2));
+            let high = _mm256_srli_epi32::<4>(low);
+            [_mm256_and_si256(low, mask), _mm256_and_si256(high, mask)]
+        }
+
+        /// The low nibbles of sixteen bytes, then the high ones.
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn nibbles(qs: &[u8; 16]) -> __m256i {
+            let low = load_half(qs);
+            let both = _mm256_set_m128i(_mm_srli_epi16::<4>(low), low);
+            _mm256_and_si256(both, _mm256_set1_epi8(15))
+        }
+
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn iq4_nl(block: &BlockIQ4_NL) -> __m256i {
+            let levels = load_half(bytemuck::cast_ref(&LEVELS_IQ4));
+            let levels = _mm256_broadcastsi128_si256(levels);
+            _mm256_shuffle_epi8(levels, nibbles(&block.qs))
+        }
+
+        /// Weights plus 16.
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn iq3_s(block: &BlockIQ3_S, run: usize) -> __m256i {
+            let magnitudes = iq3_s_magnitudes(block, run);
+            let signs: [u8; 4] = block.signs.as_chunks().0[run];
+            let signs = _mm256_set1_epi32(i32::from_le_bytes(signs));
+            // Byte `i` of eight takes sign byte `i / 8`, of which it keeps bit `i % 8`.
+            let spread = _mm256_setr_epi64x(
+                0,
+                0x0101_0101_0101_0101,
+                0x0202_0202_0202_0202,
+                0x0303_0303_0303_0303,
+            );
+            let bits = _mm256_set1_epi64x(i64::from_le_bytes([1, 2, 4, 8, 16, 32, 64, 128]));
+            let signs = _mm256_and_si256(_mm256_shuffle_epi8(signs, spread), bits);
+            let negative = _mm256_cmpeq_epi8(signs, bits);
+            let signed = _mm256_sub_epi8(_mm256_xor_si256(magnitudes, negative), negative);
+            _mm256_add_epi8(signed, _mm256_set1_epi8(16))
+        }
+    };
+}
+
+mod avx2 {
+    use super::*;
+
+    q8_functions!(Avx2, "avx2,fma,f16c");
+
+    /// At most 2 * 31 * 127 a pair and run.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn dot_small<const RUNS: usize>(
+        start: __m256i,
+        weights: [__m256i; RUNS],
+        codes: [__m256i; RUNS],
+    ) -> __m256i {
+        let mut pairs = _mm256_setzero_si256();
+        for (weights, codes) in weights.into_iter().zip(codes) {
+            pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(weights, codes));
+        }
+        let sums = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+        _mm256_add_epi32(start, sums)
+    }
+
+    /// Signs move from the weights to the codes; at most 2 * 128 * 127 a pair.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn dot_wide(_: __m256i, [weights]: [__m256i; 1], [codes]: [__m256i; 1]) -> __m256i {
+        let codes = _mm256_sign_epi8(codes, weights);
+        let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), codes);
+        _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
+    }
+}
+
+mod vnni {
+    use super::*;
+
+    q8_functions!(
+        Vnni,
+        "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c"
+    );
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+    fn dot_small<const RUNS: usize>(
+        start: __m256i,
+        weights: [__m256i; RUNS],
+        codes: [__m256i; RUNS],
+    ) -> __m256i {
+        let mut sums = start;
+        for (weights, codes) in weights.into_iter().zip(codes) {
+            sums = _mm256_dpbusd_epi32(sums, weights, codes);
+        }
+        sums
+    }
+
+    /// Flipping the top bit adds 128, for which `start` makes up.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+    fn dot_wide(start: __m256i, [weights]: [__m256i; 1], [codes]: [__m256i; 1]) -> __m256i {
+        let weights = _mm256_xor_si256(weights, _mm256_set1_epi8(i8::MIN));
+        _mm256_dpbusd_epi32(start, weights, codes)
+    }
+}

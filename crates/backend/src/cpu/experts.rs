@@ -185,16 +185,26 @@ fn run_single(team: &Team, tasks: &mut [Task<'_, '_>], x: &[f32]) -> Result<()> 
         rest = others;
         push_pieces(&mut pieces, task, rows);
     }
-    let mut inputs = Vec::with_capacity(tasks.len());
+    // The jobs of a decode step have one token between them, whose vectors are made once.
+    let mut inputs: Vec<(u32, Vectors<'_>, Option<Vectors<'_>>)> = Vec::new();
+    let mut input_of = Vec::with_capacity(tasks.len());
     for (job, _) in &*tasks {
         let ExpertView { gate, up, .. } = job.expert;
-        let x = &x[job.tokens[0] as usize * n_embd(job)..][..n_embd(job)];
-        let for_gate = Vectors::new(team, gate.ty(), x, 1)?;
-        let for_up = match for_gate.fit(team, up.ty()) {
-            true => None,
-            false => Some(Vectors::new(team, up.ty(), x, 1)?),
-        };
-        inputs.push((for_gate, for_up));
+        let token = job.tokens[0];
+        let known = inputs.last().is_some_and(|(of, for_gate, for_up)| {
+            let for_up = for_up.as_ref().unwrap_or(for_gate);
+            *of == token && for_gate.fit(team, gate.ty()) && for_up.fit(team, up.ty())
+        });
+        if !known {
+            let x = &x[token as usize * n_embd(job)..][..n_embd(job)];
+            let for_gate = Vectors::new(team, gate.ty(), x, 1)?;
+            let for_up = match for_gate.fit(team, up.ty()) {
+                true => None,
+                false => Some(Vectors::new(team, up.ty(), x, 1)?),
+            };
+            inputs.push((token, for_gate, for_up));
+        }
+        input_of.push(inputs.len() - 1);
     }
     let widest = tasks.iter().map(|(job, _)| n_embd(job)).max();
     let work = matmul::row_work(widest.unwrap_or(0), 1);
@@ -205,7 +215,7 @@ fn run_single(team: &Team, tasks: &mut [Task<'_, '_>], x: &[f32]) -> Result<()> 
         |_, pieces| {
             for Piece { task, first, rows } in pieces {
                 let ExpertView { gate, up, .. } = tasks[*task].0.expert;
-                let (for_gate, for_up) = &inputs[*task];
+                let (_, for_gate, for_up) = &inputs[input_of[*task]];
                 let mut ups = [0.0; PIECE_ROWS];
                 let (n, ups) = (rows.len(), &mut ups[..rows.len()]);
                 let kernels = team.kernels();

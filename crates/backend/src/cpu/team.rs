@@ -366,6 +366,9 @@ impl Idle {
             return false;
         }
         self.spins = 0;
+        // Where others wait for the processor, a thread should lose it here, not amid an operation
+        // for which the caller must then wait.
+        thread::yield_now();
         self.since.get_or_insert_with(Instant::now).elapsed() > AWAKE
     }
 }

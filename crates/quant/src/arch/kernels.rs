@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use super::q8::{self, Q8Vectors};
+use super::q8::{self, Q8Vectors, Step};
 use super::scalar::{self, CHUNK_LEN, Lanes, TILE_ROWS};
 #[cfg(target_arch = "x86_64")]
 use super::x86::{Avx2, Avx512, Vnni};
@@ -319,6 +319,34 @@ impl Kernels {
             q8::dot_rows(format, rows, x, first, n, out);
         }
         Ok(())
+    }
+
+    /// The AVX2 that is in use or contained in what is.
+    #[cfg(target_arch = "x86_64")]
+    fn avx2(self) -> Option<Avx2> {
+        match self.0 {
+            Set::Scalar => None,
+            Set::Avx2(set) => Some(set),
+            Set::Avx512(_) => Avx2::new(),
+        }
+    }
+
+    /// As [`q8::quantize_single`].
+    pub(crate) fn quantize_single(self, x: &[[f32; 32]], offset: i32, steps: &mut [Step<1>]) {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(set) = self.avx2() {
+            return set.quantize_single(x, offset, steps);
+        }
+        q8::quantize_single(x, offset, steps);
+    }
+
+    /// As [`q8::quantize_double`].
+    pub(crate) fn quantize_double(self, x: &[[f32; 64]], offset: i32, steps: &mut [Step<2>]) {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(set) = self.avx2() {
+            return set.quantize_double(x, offset, steps);
+        }
+        q8::quantize_double(x, offset, steps);
     }
 
     fn add_tiles(

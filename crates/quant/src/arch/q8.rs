@@ -118,20 +118,12 @@ impl Q8Vectors {
         let steps = match kind.runs {
             2 => {
                 let mut steps = vec![Step::EMPTY; x.len() / (2 * RUN)];
-                kernels.vectorize(|| {
-                    for (step, x) in steps.iter_mut().zip(x.as_chunks().0) {
-                        two_runs(x, kind, step);
-                    }
-                });
+                kernels.quantize_double(x.as_chunks().0, kind.offset, &mut steps);
                 Steps::Two(steps)
             }
             _ => {
                 let mut steps = vec![Step::EMPTY; x.len() / RUN];
-                kernels.vectorize(|| {
-                    for (step, x) in steps.iter_mut().zip(x.as_chunks().0) {
-                        one_run(x, kind, step);
-                    }
-                });
+                kernels.quantize_single(x.as_chunks().0, kind.offset, &mut steps);
                 Steps::One(steps)
             }
         };
@@ -186,45 +178,60 @@ impl Q8Vectors {
     }
 }
 
+/// Quantizes runs for kernels of one run a step.
+pub(crate) fn quantize_single(x: &[[f32; RUN]], offset: i32, steps: &mut [Step<1>]) {
+    for (x, step) in x.iter().zip(steps) {
+        one_run(x, offset, step);
+    }
+}
+
+/// Quantizes pairs of runs for kernels of two runs a step.
+pub(crate) fn quantize_double(x: &[[f32; 2 * RUN]], offset: i32, steps: &mut [Step<2>]) {
+    for (x, step) in x.iter().zip(steps) {
+        two_runs(x, offset, step);
+    }
+}
+
+/// The scale of a run of magnitudes up to `max`, and its reciprocal.
+#[inline]
+pub(crate) fn scale_and_inverse(max: f32) -> (f32, f32) {
+    let inverse = 127.0 / max;
+    // The reciprocal of a subnormal may be infinite: such a run counts as zeros.
+    let inverse = if inverse.is_finite() { inverse } else { 0.0 };
+    let scale = if max.is_finite() {
+        max / 127.0
+    } else {
+        f32::NAN
+    };
+    (scale, inverse)
+}
+
 /// The codes of a run and its scale.
-///
-/// Always inlined, as its callers are, so that it is compiled for the instruction set.
-#[inline(always)]
 fn quantize(x: &[f32; RUN]) -> ([i32; RUN], f32) {
     // Magnitudes are ordered as their bits are, with infinity and NaN on top.
     let mut max = 0;
     for x in x {
         max = max.max(x.to_bits() & 0x7fff_ffff);
     }
-    let max = f32::from_bits(max);
-    let inverse = 127.0 / max;
-    // The reciprocal of a subnormal may be infinite: such a run counts as zeros.
-    let inverse = if inverse.is_finite() { inverse } else { 0.0 };
+    let (scale, inverse) = scale_and_inverse(f32::from_bits(max));
     let mut codes = [0; RUN];
     for (code, x) in codes.iter_mut().zip(x) {
         // |x * inverse| <= 127 but for rounding far below one half.
         *code = round_half_away(x * inverse);
     }
-    let scale = if max.is_finite() {
-        max / 127.0
-    } else {
-        f32::NAN
-    };
     (codes, scale)
 }
 
-#[inline(always)]
-fn one_run(x: &[f32; RUN], kind: Kind, step: &mut Step<1>) {
+fn one_run(x: &[f32; RUN], offset: i32, step: &mut Step<1>) {
     let (codes, scale) = quantize(x);
     step.codes = [codes.map(|code| code as i8)];
-    step.start = starts([codes], kind.offset);
+    step.start = starts([codes], offset);
     step.scales = [scale; 8];
 }
 
 /// The order of Q2_0's kernels: byte `i` of a block holds weights `4 i..4 i + 4` as fields, and
 /// field `k` of all bytes is unpacked at once.
-#[inline(always)]
-fn two_runs(x: &[f32; 2 * RUN], kind: Kind, step: &mut Step<2>) {
+fn two_runs(x: &[f32; 2 * RUN], offset: i32, step: &mut Step<2>) {
     let [first, second]: &[[f32; RUN]; 2] = bytemuck::cast_ref(x);
     let (first, a) = quantize(first);
     let (second, b) = quantize(second);
@@ -236,12 +243,11 @@ fn two_runs(x: &[f32; 2 * RUN], kind: Kind, step: &mut Step<2>) {
         }
     }
     step.codes = codes.map(|codes| codes.map(|code| code as i8));
-    step.start = starts(codes, kind.offset);
+    step.start = starts(codes, offset);
     step.scales = [a, a, b, b, a, a, b, b];
 }
 
 /// Minus the offset times the sum of each lane's codes.
-#[inline(always)]
 fn starts<const RUNS: usize>(codes: [[i32; RUN]; RUNS], offset: i32) -> [i32; 8] {
     let mut start = [0; 8];
     for codes in codes {

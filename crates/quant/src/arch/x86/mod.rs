@@ -331,9 +331,10 @@ fn iq3_s_magnitudes(block: &BlockIQ3_S, run: usize) -> __m256i {
     let high = _mm256_set1_epi32(i32::from(block.qh[run]));
     let high = _mm256_sllv_epi32(high, _mm256_setr_epi32(8, 7, 6, 5, 4, 3, 2, 1));
     let high = _mm256_and_si256(high, _mm256_set1_epi32(0x100));
+    let indices = _mm256_or_si256(low, high);
     let mut index = [0_u32; 8];
     // SAFETY: the array is the 32 bytes that are written; no alignment is asked for.
-    unsafe { _mm256_storeu_si256(index.as_mut_ptr().cast(), _mm256_or_si256(low, high)) };
+    unsafe { _mm256_storeu_si256(index.as_mut_ptr().cast(), indices) };
     // A gather instruction was slower here (Zen 4). The mask tells the compiler what holds anyway.
     let entry = |i: usize| i32::from_le_bytes(IQ3S[index[i] as usize & 0x1ff]);
     _mm256_setr_epi32(

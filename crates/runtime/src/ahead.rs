@@ -78,6 +78,59 @@ impl Ahead {
         ranked
     }
 
+    /// Whether streams read ahead.
+    pub(crate) fn in_prompts(&self) -> bool {
+        self.options.prompt
+    }
+
+    /// The experts that a chunk will likely stream in the layer whose router guessed `logits`,
+    /// `[n_tokens, n_expert]`, those of the most tokens first. Not those that are resident, nor
+    /// those that will be leased because they are among the `n_kept` most recent.
+    pub(crate) fn streamed(
+        &mut self,
+        n_expert: usize,
+        k: usize,
+        n_kept: usize,
+        is_resident: impl Fn(u16) -> bool,
+    ) -> &[u16] {
+        let Self { logits, ranked, .. } = self;
+        let mut counts = vec![0_u32; n_expert];
+        // Most recent first, as the engine orders what a chunk needs.
+        let mut needed: Vec<u16> = Vec::new();
+        let mut order: Vec<u16> = Vec::new();
+        for row in logits.chunks_exact(n_expert.max(1)).rev() {
+            order.clear();
+            order.extend((0..=u16::MAX).take(n_expert));
+            let by_logit = |a: &u16, b: &u16| {
+                row[usize::from(*b)]
+                    .total_cmp(&row[usize::from(*a)])
+                    .then(a.cmp(b))
+            };
+            if k < order.len() {
+                order.select_nth_unstable_by(k, by_logit);
+                order.truncate(k);
+            }
+            order.sort_unstable_by(by_logit);
+            for expert in &order {
+                let count = &mut counts[usize::from(*expert)];
+                if *count == 0 {
+                    needed.push(*expert);
+                }
+                *count += 1;
+            }
+        }
+        ranked.clear();
+        let missing = needed.iter().skip(n_kept).filter(|e| !is_resident(**e));
+        ranked.extend(missing);
+        ranked.sort_by_key(|e| std::cmp::Reverse(counts[usize::from(*e)]));
+        ranked
+    }
+
+    /// What happened so far is not judged.
+    pub(crate) fn begin_steps(&mut self, stats: &StoreStats) {
+        self.begin_window(stats);
+    }
+
     /// A decode step is over: judges the window, or brings the end of a pause nearer.
     pub(crate) fn end_step(&mut self, stats: &StoreStats) {
         if self.paused_for > 0 {
@@ -157,6 +210,23 @@ mod tests {
         assert_eq!(paused(&mut ahead, 64), 0);
         assert_eq!(paused(&mut ahead, 0), 64);
         assert_eq!(ahead.n_pauses, 3);
+    }
+
+    #[test]
+    fn a_chunk_streams_what_many_tokens_choose_and_nobody_keeps() {
+        let mut ahead = guesser(0);
+        // Three tokens over five experts, two of them chosen: 4 and 0, then 2 and 4, then 0 and 2.
+        ahead.logits = vec![
+            4.0, 0.0, 1.0, 2.0, 5.0, //
+            1.0, 0.0, 5.0, 2.0, 4.0, //
+            5.0, 0.0, 4.0, 1.0, 2.0,
+        ];
+        assert_eq!(ahead.streamed(5, 2, 0, |_| false), [0, 2, 4]);
+        assert_eq!(ahead.streamed(5, 2, 1, |_| false), [2, 4]);
+        assert_eq!(ahead.streamed(5, 2, 1, |e| e == 2), [4]);
+        assert_eq!(ahead.streamed(5, 1, 0, |_| false), [0, 2, 4]);
+        assert!(ahead.streamed(5, 2, 3, |_| false).is_empty());
+        assert!(ahead.streamed(0, 2, 3, |_| false).is_empty());
     }
 
     #[test]

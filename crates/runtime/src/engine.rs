@@ -299,6 +299,7 @@ impl<B: Backend> Engine<B> {
                 _ => Ok(()),
             }
         });
+        self.ahead.begin_steps(&self.store.stats());
         self.stats.prefill_tokens += done as u64;
         self.stats.prefill_time += start.elapsed();
         result

@@ -82,8 +82,7 @@ impl Default for EngineOptions {
     }
 }
 
-/// Which experts are read before they are asked for. Decode alone reads ahead: a prompt's experts
-/// are known a layer at a time and fill the drive's time anyway.
+/// Which experts are read before they are asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(
     clippy::exhaustive_structs,
@@ -94,6 +93,9 @@ pub struct ReadAhead {
     pub next: usize,
     /// The same for the layer behind it, after those.
     pub second: usize,
+    /// While a prompt's experts stream through a layer, begin with those that its tokens will likely
+    /// need in the next one as soon as there are slots for them.
+    pub prompt: bool,
     /// Stop for a while when too few guesses are of use.
     pub may_pause: bool,
 }
@@ -103,13 +105,14 @@ impl Default for ReadAhead {
         Self {
             next: 0,
             second: 0,
+            prompt: true,
             may_pause: true,
         }
     }
 }
 
 impl ReadAhead {
-    /// Whether anything is read ahead.
+    /// Whether anything is read ahead in decode.
     pub fn is_on(&self) -> bool {
         self.next + self.second > 0
     }

@@ -55,10 +55,10 @@ pub(crate) fn plan<M: Outline + ?Sized>(
         });
     }
     let k: Vec<usize> = spec.experts.iter().map(|e| e.k).collect();
-    // Logits of the session, of the step and of the head, and a sampler's candidates; and what a
-    // router guesses.
+    // Logits of the session, of the step and of the head, and a sampler's candidates; and the
+    // ranking of a router's guess.
     let widest_router = spec.experts.iter().map(|e| e.n_expert).max().unwrap_or(0);
-    let rows = 6 * spec.n_vocab + 2 * widest_router;
+    let rows = 6 * spec.n_vocab + widest_router;
     let state = model.state_len(n_ctx) + model.staging_len() + rows;
     let rows_per_token = spec
         .rows
@@ -73,7 +73,9 @@ pub(crate) fn plan<M: Outline + ?Sized>(
         overhead_bytes,
         reader_bytes,
         state_bytes: state as u64 * F32 + n_ctx as u64 * F32,
-        workspace_bytes_per_token: model.workspace_shape().len_per_token() as u64 * F32
+        // With the host's copy of what the next router guesses.
+        workspace_bytes_per_token: (model.workspace_shape().len_per_token() + widest_router) as u64
+            * F32
             + rows_per_token as u64,
         row_table_bytes: spec.rows.as_ref().map(|r| r.n_rows * r.row_bytes as u64),
         layout,

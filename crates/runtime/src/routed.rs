@@ -31,7 +31,7 @@ impl<B: Backend> Engine<B> {
             self.run_leased(layer, 0..n_needed, true)?;
         } else {
             let kept = self.choose_kept(layer, phase, n_slots);
-            self.run_streamed(layer, kept..n_needed)?;
+            self.run_streamed(layer, phase, kept..n_needed)?;
             if kept > 0 {
                 self.run_leased(layer, 0..kept, false)?;
             }
@@ -104,7 +104,8 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Streams needed experts through and runs them as they come.
-    fn run_streamed(&mut self, layer: usize, which: Range<usize>) -> Result<()> {
+    fn run_streamed(&mut self, layer: usize, phase: Phase, which: Range<usize>) -> Result<()> {
+        let likely = self.likely_next(layer, phase)?;
         let Self {
             backend,
             model,
@@ -119,6 +120,7 @@ impl<B: Backend> Engine<B> {
         // Reads are under way already.
         model.shared(backend, ws, layer)?;
         while stream.next_batch()? {
+            stream.read_ahead(layer + 1, &likely);
             let jobs = (0..stream.n()).filter_map(|i| {
                 let parts = [stream.part(i, 0), stream.part(i, 1), stream.part(i, 2)];
                 Some(job(experts, picks, stream.expert(i)?, parts))
@@ -127,6 +129,36 @@ impl<B: Backend> Engine<B> {
             backend.experts(&mut ws.rec, &jobs, &ws.input, &mut ws.partial)?;
         }
         Ok(())
+    }
+}
+
+impl<B: Backend> Engine<B> {
+    /// What a chunk that streams here will likely stream in the next layer.
+    fn likely_next(&mut self, layer: usize, phase: Phase) -> Result<Vec<u16>> {
+        let Self {
+            backend,
+            model,
+            store,
+            ws,
+            ahead,
+            ..
+        } = self;
+        let next = layer + 1;
+        let Some(experts) = model.spec().experts.get(next) else {
+            return Ok(Vec::new());
+        };
+        if !ahead.in_prompts() {
+            return Ok(Vec::new());
+        }
+        let (n_expert, k) = (experts.n_expert, experts.k);
+        ahead.logits.resize(ws.n_tokens() * n_expert, 0.0);
+        model.predict(backend, ws, next, &mut ahead.logits)?;
+        let n_kept = match phase.leaves_logits() {
+            true => store.max_batch(next),
+            false => store.residency(next).map_or(0, |r| r.n_free() as usize),
+        };
+        let likely = ahead.streamed(n_expert, k, n_kept, |e| store.is_resident(next, e));
+        Ok(likely.to_vec())
     }
 }
 

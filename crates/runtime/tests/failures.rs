@@ -7,7 +7,7 @@ use std::path::Path;
 
 use common::{N_CTX, bits, chunked, cpu, engine, one_by_one, slotted, small, tokens};
 use thalweg_gguf::Gguf;
-use thalweg_runtime::{Engine, EngineOptions, Error, Silent};
+use thalweg_runtime::{Engine, EngineOptions, Error, ReadAhead, Silent};
 use thalweg_store::PreadBackend;
 use thalweg_store::io::fault::{Fault, FaultBackend, FaultPlan};
 use thalweg_testkit::SmallModel;
@@ -173,6 +173,11 @@ fn a_failed_read_leaves_the_session_as_it_was() {
         let options = EngineOptions {
             n_ctx: N_CTX,
             budget_bytes: Some(1 << 30),
+            // A guess that fails is read again and raises nothing.
+            read_ahead: ReadAhead {
+                prompt: false,
+                ..ReadAhead::default()
+            },
             ..slotted(16, model.n_expert_used)
         };
         let mut engine = Engine::with_reader(file, cpu(1), options, |files| {

@@ -61,6 +61,7 @@ impl Model {
             read_ahead: ReadAhead {
                 next,
                 second: next / 2,
+                prompt: at(6) & 1 == 0,
                 may_pause: false,
             },
             expert_split: at(7) & 1 == 0,
@@ -208,6 +209,7 @@ fn a_faulty_drive_changes_timing_or_raises_errors_and_never_output() {
             read_ahead: ReadAhead {
                 next: 2,
                 second: 1,
+                prompt: true,
                 may_pause: false,
             },
             ..EngineOptions::default()

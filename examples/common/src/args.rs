@@ -75,6 +75,11 @@ pub struct ModelArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub readahead2: usize,
 
+    /// While a prompt's experts stream through a layer, begin with the next layer's; does not
+    /// change the output
+    #[arg(long, value_name = "SWITCH", default_value = "on")]
+    pub readahead_prompt: Switch,
+
     /// Whether read-ahead stops for a while when too few guesses are of use
     #[arg(long, value_name = "SWITCH", default_value = "on")]
     pub readahead_pause: Switch,
@@ -139,6 +144,7 @@ impl ModelArgs {
             read_ahead: ReadAhead {
                 next: self.readahead,
                 second: self.readahead2,
+                prompt: self.readahead_prompt.is_on(),
                 may_pause: self.readahead_pause.is_on(),
             },
             expert_split: self.split.is_on(),

@@ -74,7 +74,7 @@ pub trait Architecture<B: Backend>: Outline {
     fn shared(&self, backend: &B, ws: &mut Workspace<B>, layer: usize) -> Result<()>;
 
     /// What layer `layer`'s router would say of the input that the layer in work gives its experts:
-    /// logits of the chunk's first token into `out`, `[n_expert]`. A guess at what that layer will
+    /// logits of all of the chunk's tokens into `out`, `[n_tokens, n_expert]`. A guess at what that layer will
     /// choose, since the residual changes little from layer to layer. Changes no intermediate that
     /// the layer in work still needs.
     ///

@@ -90,9 +90,10 @@ impl<B: Backend> Moe<B> {
         Ok(())
     }
 
-    /// Logits of the first token of `ws.input` into `out`, without a choice.
+    /// Logits of the tokens of `ws.input` into `out`, without a choice.
     pub(crate) fn predict(&self, b: &B, ws: &mut Workspace<B>, out: &mut [f32]) -> Result<()> {
-        b.matmul(&mut ws.rec, &self.router, &ws.input, 1, &mut ws.router)?;
+        let n = ws.n_tokens;
+        b.matmul(&mut ws.rec, &self.router, &ws.input, n, &mut ws.router)?;
         b.read(&mut ws.rec, &ws.router, 0, out)?;
         Ok(())
     }

@@ -375,6 +375,12 @@ impl ExpertStore {
             }
             (Wanted::Guess | Wanted::Nobody, Err(_)) => self.free_transit_slot(index),
             (Wanted::Stream, result) => self.land_streamed(index, result),
+            (Wanted::StreamGuess, Ok(())) => self.land_streamed(index, Ok(())),
+            (Wanted::StreamGuess, Err(_)) => {
+                let expert = self.transit[index].expert;
+                self.free_transit_slot(index);
+                self.stream.ask_again(expert);
+            }
         }
     }
 

@@ -1,8 +1,8 @@
 //! `Stream`: experts of one layer passing through, each read once, none made resident.
 //!
 //! Owns the order in which a long list of experts is brought: residents first, where they are, then
-//! the others in file order through the transit slots, while the caller works on what is here. Does
-//! not change residency and tells policies nothing: a long prompt does not flush what decode needs.
+//! the others in file order through the transit slots, while the caller works on what is here; what
+//! had been guessed is joined. Does not change residency and tells policies nothing: a long prompt does not flush what decode needs.
 //! Memory: the list. Invariants: 1. the residents of the list are pinned until the stream ends;
 //! 2. an expert of the list is handed out once; 3. a batch's transit slots are not loaded into
 //! before the next batch is asked for. Cost: a read an expert that is not resident.
@@ -29,6 +29,9 @@ pub(super) struct StreamState {
     residents: Vec<Streamed>,
     pinned: Vec<u16>,
     batch: Vec<Streamed>,
+    /// Experts that had been guessed when the stream began, and whether they were still on their
+    /// way.
+    guessed: Vec<(u16, bool)>,
     failure: Option<(u16, Error)>,
     /// Something was read: the files have to be looked at in the end.
     has_read: bool,
@@ -51,7 +54,6 @@ impl ExpertStore {
     /// [`Error::NoTransit`] if something has to be read and the store has no transit slots.
     pub fn stream(&mut self, layer: usize, experts: &[u16]) -> Result<Stream<'_>> {
         self.release();
-        self.drop_guesses(None);
         let n_layer = self.layers.len();
         let cache = self
             .layers
@@ -93,14 +95,38 @@ impl ExpertStore {
                 });
             }
         }
+        to_read.retain(|e| !self.join_guess(layer, *e));
+        // What was guessed and is not on the list is of no use: its slots are needed.
+        self.drop_guesses(None);
         let layout = &self.layout;
         to_read.sort_by_cached_key(|e| {
             let segments = layout.segments(layer, *e);
             segments.and_then(|s| s.first().map(|s| (s.file, s.offset_bytes)))
         });
-        state.pending.extend(to_read);
+        self.stream.pending.extend(to_read);
         self.feed_stream();
         Ok(Stream { store: self })
+    }
+
+    /// Makes a guess the stream's, if there is one for this expert.
+    fn join_guess(&mut self, layer: usize, expert: u16) -> bool {
+        let Some(index) = self.guess_of(layer, expert) else {
+            return false;
+        };
+        let is_late = match self.transit[index].state {
+            TransitState::Loading { id, .. } => {
+                let wanted_by = Wanted::StreamGuess;
+                self.transit[index].state = TransitState::Loading { id, wanted_by };
+                self.flights.promote(id);
+                true
+            }
+            _ => {
+                self.land_streamed(index, Ok(()));
+                false
+            }
+        };
+        self.stream.guessed.push((expert, is_late));
+        true
     }
 
     /// Starts as many of the stream's reads as there are free transit slots.
@@ -173,14 +199,12 @@ impl ExpertStore {
             }
             self.collect_batch();
             if !self.stream.batch.is_empty() {
-                let n_misses = self.stream.batch.len() as u64;
-                self.stats.misses += n_misses;
-                self.layer_stats[self.stream.layer].misses += n_misses;
+                self.count_batch_of_stream();
                 return Ok(true);
             }
             let is_loading = self.transit.iter().any(|slot| {
                 matches!(slot.state, TransitState::Loading { wanted_by, .. }
-                    if wanted_by == Wanted::Stream)
+                    if matches!(wanted_by, Wanted::Stream | Wanted::StreamGuess))
             });
             if !is_loading && self.stream.pending.is_empty() {
                 if self.stream.has_read {
@@ -220,6 +244,25 @@ impl ExpertStore {
         }
     }
 
+    fn count_batch_of_stream(&mut self) {
+        let StreamState { batch, guessed, .. } = &self.stream;
+        let of = |late_alone: bool| {
+            let counts = |s: &&Streamed| {
+                let guess = guessed.iter().find(|(e, _)| *e == s.expert);
+                guess.is_some_and(|(_, is_late)| *is_late || !late_alone)
+            };
+            batch.iter().filter(counts).count() as u64
+        };
+        let (n_guessed, n_late) = (of(false), of(true));
+        let n_misses = batch.len() as u64 - n_guessed;
+        self.stats.misses += n_misses;
+        self.stats.guessed_hits += n_guessed;
+        self.stats.late_guesses += n_late;
+        let by_layer = &mut self.layer_stats[self.stream.layer];
+        by_layer.misses += n_misses;
+        by_layer.guessed_hits += n_guessed;
+    }
+
     /// Ends a stream, whole or not: pins vanish, reads that were not begun are given up.
     pub(super) fn end_stream(&mut self) {
         let state = &mut self.stream;
@@ -228,6 +271,7 @@ impl ExpertStore {
         state.pending.clear();
         state.residents.clear();
         state.batch.clear();
+        state.guessed.clear();
         if let Some(LayerCache { residency, .. }) = self.layers.get_mut(state.layer) {
             for expert in state.pinned.drain(..) {
                 let unpinned = residency.unpin(key(expert));
@@ -246,7 +290,7 @@ impl ExpertStore {
                 }
                 TransitState::Loading {
                     id,
-                    wanted_by: Wanted::Stream,
+                    wanted_by: Wanted::Stream | Wanted::StreamGuess,
                 } => {
                     self.transit[index].state = TransitState::Loading {
                         id,
@@ -261,6 +305,11 @@ impl ExpertStore {
 }
 
 impl StreamState {
+    /// A guess has failed: it is read once more, as a demand with its own error.
+    pub(super) fn ask_again(&mut self, expert: u16) {
+        self.pending.push_front(expert);
+    }
+
     /// Pins that the stream holds in a layer.
     pub(super) fn n_pinned(&self, layer: usize) -> usize {
         match layer == self.layer {
@@ -284,6 +333,14 @@ impl Stream<'_> {
             self.store.end_stream();
         }
         more
+    }
+
+    /// As [`ExpertStore::read_ahead`], into slots that the stream has no more use for.
+    pub fn read_ahead(&mut self, layer: usize, experts: &[u16]) -> usize {
+        match self.store.stream.pending.is_empty() {
+            true => self.store.read_ahead(layer, experts),
+            false => 0,
+        }
     }
 
     /// Experts of the batch.

@@ -48,6 +48,8 @@ pub(super) enum Wanted {
     Load(usize),
     /// The current stream.
     Stream,
+    /// The current stream, which found it under way as a guess.
+    StreamGuess,
     /// Nobody any more.
     Nobody,
 }

@@ -216,7 +216,7 @@ fn reads_that_have_not_begun_are_given_up_with_their_stream() {
 }
 
 #[test]
-fn a_stream_gives_up_all_guesses() {
+fn a_stream_gives_up_guesses_that_are_not_on_its_list() {
     let fixture = Fixture::new();
     for handle in [Handle::default(), Handle::eager()] {
         let mut store = store(&fixture, 1, &handle);
@@ -226,6 +226,28 @@ fn a_stream_gives_up_all_guesses() {
         validate(&store);
         drop(store.acquire(0, 0, &[3]).unwrap());
         assert_eq!(store.stats().guessed_hits, 0);
+    }
+}
+
+#[test]
+fn a_stream_joins_guesses_on_its_list_and_reads_each_expert_once() {
+    let fixture = Fixture::new();
+    for handle in [Handle::default(), Handle::eager()] {
+        let mut store = store(&fixture, 4, &handle);
+        assert_eq!(store.read_ahead(1, &[6, 2, 9]), 3);
+        let mut seen = fixture.drain(&mut store.stream(1, &[8, 6, 2]).unwrap(), 1);
+        seen.sort_unstable();
+        assert_eq!(seen, [2, 6, 8]);
+        validate(&store);
+        store.settle().unwrap();
+        let stats = store.stats();
+        assert_eq!((stats.guesses, stats.guessed_hits, stats.misses), (3, 2, 1));
+        assert_eq!(store.layer_stats(1).unwrap().guessed_hits, 2);
+        assert!(stats.late_guesses <= 2);
+        // The guess at 9 was for nothing, whether it was read or given up.
+        assert_eq!(stats.bytes_read, 3 * EXPERT_BYTES[1] + stats.wasted_bytes);
+        assert!(stats.wasted_bytes <= EXPERT_BYTES[1]);
+        assert_eq!(store.read_ahead(0, &[0, 1, 2, 3, 4]), 4);
     }
 }
 

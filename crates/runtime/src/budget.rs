@@ -3,7 +3,7 @@
 //! Owns the split of the budget; the parts are measured by the crates that take them. Order of
 //! claims: dense weights, sequence state, the reader's buffers, the smallest arena and the smallest
 //! chunk are needs; what is left goes to intermediates (a larger chunk) up to a half, to transit
-//! slots up to a sixteenth, then to the arena.
+//! slots up to a sixteenth of the arena, then to the layers.
 
 use thalweg_store::{ExpertLayout, RowTable};
 
@@ -191,7 +191,8 @@ pub(crate) fn plan(needs: &Needs<'_>, wishes: Wishes) -> Result<MemoryPlan> {
     let transit = match wishes.transit_slots {
         Some(_) => min_transit,
         None => {
-            let affordable = free / 16 / (needs.layout.max_slot_bytes() as u64).max(1);
+            let share = ((min_arena_bytes + free) / 16).min(free + transit_bytes(min_transit));
+            let affordable = share / (needs.layout.max_slot_bytes() as u64).max(1);
             let affordable = affordable.min(MAX_AUTO_TRANSIT) as usize;
             affordable.max(min_transit)
         }

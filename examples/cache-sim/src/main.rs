@@ -45,11 +45,5 @@ fn main() -> ExitCode {
         Command::Choose(args) => choose::run(&args),
         Command::Synth(args) => synth::run(&args),
     };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            eprintln!("error: {e:#}");
-            ExitCode::FAILURE
-        }
-    }
+    thalweg_examples_common::report(result.map(|()| true))
 }

@@ -12,7 +12,7 @@ use thalweg_cache::{Bias, Moce, PolicyKind, RangeAvg};
 use thalweg_eval::HostConstants;
 use thalweg_eval::latency::{DecodeLoad, DecodeModel, DecodeParts};
 use thalweg_eval::plot::{Figure, Panel, Series};
-use thalweg_examples_common::print_line;
+use thalweg_examples_common::{note, print_line};
 
 use crate::input::Input;
 use crate::sweep::{progress, write_whole};
@@ -131,7 +131,7 @@ pub(crate) fn run(args: &PlotArgs) -> Result<()> {
             )
         }
         None => {
-            eprintln!("note: no hit_rate.svg without --trace");
+            note("note: no hit_rate.svg without --trace");
             Ok(())
         }
     }

@@ -15,6 +15,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
+use crc32c::crc32c;
 use thalweg_cache::ExpertKey;
 
 use crate::{Error, Result};
@@ -729,15 +730,6 @@ fn bad(fault: ProfileFault) -> Error {
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
-}
-
-/// CRC-32C (Castagnoli), as in RFC 3720. Bit by bit: profiles are small.
-fn crc32c(bytes: &[u8]) -> u32 {
-    !bytes.iter().fold(!0, |crc, &byte| {
-        (0..8).fold(crc ^ u32::from(byte), |crc, _| {
-            (crc >> 1) ^ (0x82F6_3B78 & (crc & 1).wrapping_neg())
-        })
-    })
 }
 
 /// Writes a file beside `target`, waits until it is on the disk and moves it there.

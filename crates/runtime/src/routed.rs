@@ -30,7 +30,7 @@ impl<B: Backend> Engine<B> {
         if n_needed <= n_slots {
             self.run_leased(layer, 0..n_needed, true)?;
         } else {
-            let kept = self.choose_kept(layer, phase, n_slots);
+            let kept = self.choose_kept(layer, phase);
             self.run_streamed(layer, phase, kept..n_needed)?;
             if kept > 0 {
                 self.run_leased(layer, 0..kept, false)?;
@@ -40,20 +40,32 @@ impl<B: Backend> Engine<B> {
         Ok(())
     }
 
+    /// How many experts a chunk that streams through a layer may leave in its slots. A prompt's last
+    /// chunk leaves what its last tokens chose; others fill free slots and evict nothing, since what
+    /// is resident serves the next chunk as well as what would replace it.
+    fn kept_slots(&self, layer: usize, phase: Phase) -> usize {
+        match phase.leaves_logits() {
+            true => self.store.max_batch(layer),
+            false => {
+                let residency = self.store.residency(layer);
+                residency.map_or(0, |r| r.n_free() as usize)
+            }
+        }
+    }
+
     /// Brings the experts that shall be in the arena afterwards to the front of the needed ones,
-    /// and says how many they are. A prompt's last chunk leaves what its last tokens chose; others
-    /// fill free slots and evict nothing, since the next chunk begins with another layer's needs.
-    fn choose_kept(&mut self, layer: usize, phase: Phase, n_slots: usize) -> usize {
+    /// and says how many they are.
+    fn choose_kept(&mut self, layer: usize, phase: Phase) -> usize {
+        let n_kept = self.kept_slots(layer, phase);
         if phase.leaves_logits() {
-            return n_slots;
+            return n_kept;
         }
         let store = &self.store;
-        let n_free = store.residency(layer).map_or(0, |r| r.n_free() as usize);
         let needed = &mut self.scratch.picks.needed;
         // Stable, so that the most recent stay first.
         needed.sort_by_key(|e| store.is_resident(layer, *e));
         let n_missing = needed.iter().filter(|e| !store.is_resident(layer, **e));
-        n_free.min(n_missing.count())
+        n_kept.min(n_missing.count())
     }
 
     /// Leases needed experts and runs them, those that are here first.
@@ -103,24 +115,39 @@ impl<B: Backend> Engine<B> {
         Ok(())
     }
 
-    /// Streams needed experts through and runs them as they come.
+    /// Streams needed experts through and runs them as they come; begins with what the chunk will
+    /// likely stream in the next layer as soon as there are slots for it.
     fn run_streamed(&mut self, layer: usize, phase: Phase, which: Range<usize>) -> Result<()> {
-        let likely = self.likely_next(layer, phase)?;
+        let next = layer + 1;
+        let n_kept_next = self.kept_slots(next, phase);
         let Self {
             backend,
             model,
             store,
             ws,
             scratch,
+            ahead,
             ..
         } = self;
         let picks = &scratch.picks;
         let experts = &model.spec().experts[layer];
         let mut stream = store.stream(layer, &picks.needed[which])?;
-        // Reads are under way already.
+        // Reads are under way from here on.
+        let mut likely: &[u16] = &[];
+        if let Some(experts) = model
+            .spec()
+            .experts
+            .get(next)
+            .filter(|_| ahead.in_prompts())
+        {
+            let (n_expert, k) = (experts.n_expert, experts.k);
+            ahead.logits.resize(ws.n_tokens() * n_expert, 0.0);
+            model.predict(backend, ws, next, &mut ahead.logits)?;
+            likely = ahead.streamed(n_expert, k, n_kept_next, |e| stream.is_resident(next, e));
+        }
         model.shared(backend, ws, layer)?;
         while stream.next_batch()? {
-            stream.read_ahead(layer + 1, &likely);
+            stream.read_ahead(next, likely);
             let jobs = (0..stream.n()).filter_map(|i| {
                 let parts = [stream.part(i, 0), stream.part(i, 1), stream.part(i, 2)];
                 Some(job(experts, picks, stream.expert(i)?, parts))
@@ -129,36 +156,6 @@ impl<B: Backend> Engine<B> {
             backend.experts(&mut ws.rec, &jobs, &ws.input, &mut ws.partial)?;
         }
         Ok(())
-    }
-}
-
-impl<B: Backend> Engine<B> {
-    /// What a chunk that streams here will likely stream in the next layer.
-    fn likely_next(&mut self, layer: usize, phase: Phase) -> Result<Vec<u16>> {
-        let Self {
-            backend,
-            model,
-            store,
-            ws,
-            ahead,
-            ..
-        } = self;
-        let next = layer + 1;
-        let Some(experts) = model.spec().experts.get(next) else {
-            return Ok(Vec::new());
-        };
-        if !ahead.in_prompts() {
-            return Ok(Vec::new());
-        }
-        let (n_expert, k) = (experts.n_expert, experts.k);
-        ahead.logits.resize(ws.n_tokens() * n_expert, 0.0);
-        model.predict(backend, ws, next, &mut ahead.logits)?;
-        let n_kept = match phase.leaves_logits() {
-            true => store.max_batch(next),
-            false => store.residency(next).map_or(0, |r| r.n_free() as usize),
-        };
-        let likely = ahead.streamed(n_expert, k, n_kept, |e| store.is_resident(next, e));
-        Ok(likely.to_vec())
     }
 }
 

@@ -343,6 +343,12 @@ impl Stream<'_> {
         }
     }
 
+    /// As [`ExpertStore::is_resident`].
+    #[must_use]
+    pub fn is_resident(&self, layer: usize, expert: u16) -> bool {
+        self.store.is_resident(layer, expert)
+    }
+
     /// Experts of the batch.
     #[must_use]
     pub fn n(&self) -> usize {

@@ -6,7 +6,7 @@ use thalweg_eval::latency::union::{
     LayerUse, UnionReads, count_unions, expected_bytes, pick_probs,
 };
 use thalweg_runtime::{
-    CpuBackend, CpuOptions, Engine, EngineOptions, Stats, TraceLogits, TraceRecorder,
+    CpuBackend, CpuOptions, Engine, EngineOptions, ReadAhead, Stats, TraceLogits, TraceRecorder,
 };
 use thalweg_testkit::SmallModel;
 use thalweg_trace::TraceFile;
@@ -21,12 +21,19 @@ struct Run {
 }
 
 /// Takes in a prompt with so many slots a layer, and counts the reads of its recorded picks.
-fn prefill(folder: &Path, model: &SmallModel, chunk: usize, slots: usize) -> Run {
+fn prefill(
+    folder: &Path,
+    model: &SmallModel,
+    chunk: usize,
+    slots: usize,
+    read_ahead: ReadAhead,
+) -> Run {
     let options = EngineOptions {
         n_ctx: 256,
         budget_bytes: Some(1 << 30),
         chunk_tokens: Some(chunk),
         slots_per_layer: Some(slots),
+        read_ahead,
         ..EngineOptions::default()
     };
     let backend = CpuBackend::new(CpuOptions { n_threads: 1 }).expect("a processor");
@@ -75,17 +82,30 @@ fn the_engine_acquires_the_union_of_each_chunk_and_reads_what_is_not_resident() 
         .expect("writable");
     let few = model.n_expert_used;
 
+    // What had been guessed is needed and read like anything else, only earlier.
+    for prompt in [false, true] {
+        reads_follow_the_unions(folder.path(), &model, few, prompt);
+    }
+}
+
+fn reads_follow_the_unions(folder: &Path, model: &SmallModel, few: usize, prompt: bool) {
+    let read_ahead = ReadAhead {
+        prompt,
+        ..ReadAhead::default()
+    };
     let mut acquired = Vec::new();
+    let mut n_guessed = 0;
     for chunk in [1, 8, 32, 96] {
-        let run = prefill(folder.path(), &model, chunk, few);
+        let run = prefill(folder, model, chunk, few, read_ahead);
         assert_eq!(
-            run.stats.hits + run.stats.misses,
+            run.stats.hits + run.stats.guessed_hits + run.stats.misses,
             run.unions.n_reads,
             "chunk {chunk}"
         );
+        n_guessed += run.stats.guessed_hits;
         // With every expert resident once read, a prompt reads the union of all chunks.
-        let resident = prefill(folder.path(), &model, chunk, model.n_expert);
-        let whole = prefill(folder.path(), &model, 96, model.n_expert)
+        let resident = prefill(folder, model, chunk, model.n_expert, read_ahead);
+        let whole = prefill(folder, model, 96, model.n_expert, read_ahead)
             .unions
             .n_reads;
         assert_eq!(resident.stats.misses, whole, "chunk {chunk}");
@@ -94,8 +114,11 @@ fn the_engine_acquires_the_union_of_each_chunk_and_reads_what_is_not_resident() 
             resident.unions.n_reads,
             "chunk {chunk}"
         );
-        acquired.push((run.unions.n_reads, run.stats.misses, run.stats.expert_bytes));
+        let n_read = run.stats.misses + run.stats.guessed_hits;
+        let bytes_of_use = run.stats.expert_bytes - run.stats.wasted_bytes;
+        acquired.push((run.unions.n_reads, n_read, bytes_of_use));
     }
+    assert_eq!(n_guessed > 0, prompt, "{n_guessed} guesses were of use");
     // Larger chunks acquire and read less, and a read has the same bytes throughout.
     assert!(
         acquired.is_sorted_by(|a, b| a.0 > b.0 && a.1 >= b.1),
@@ -117,7 +140,14 @@ fn the_expected_reads_of_a_small_model_come_near_those_counted() {
         .expect("writable");
     let n_tokens = u64::from(N_TOKENS);
     for chunk in [8, 32] {
-        let run = prefill(folder.path(), &model, chunk, model.n_expert_used);
+        let read_ahead = ReadAhead::default();
+        let run = prefill(
+            folder.path(),
+            &model,
+            chunk,
+            model.n_expert_used,
+            read_ahead,
+        );
         let probs: Vec<Vec<f64>> = run
             .counts
             .iter()

@@ -71,6 +71,12 @@ pub enum Error {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// A name of no precision of activations.
+    #[error("no activation precision is called {found:?}; there are f32 and q8")]
+    UnknownActivations {
+        /// The name.
+        found: String,
+    },
     /// Bytes of a quantized tensor do not fit their format.
     #[error(transparent)]
     Quant(#[from] thalweg_quant::Error),

@@ -41,7 +41,7 @@ pub use watchdog::{
     Watched,
 };
 // What a caller needs to name when it opens an engine.
-pub use thalweg_backend::{Backend, CpuBackend, CpuOptions, Routing};
+pub use thalweg_backend::{Activations, Backend, CpuBackend, CpuOptions, Routing};
 pub use thalweg_cache::{Bias, Moce, PolicyKind};
 pub use thalweg_model::ModelSpec;
 pub use thalweg_store::bundle::{BundleProgress, Packed};

@@ -8,7 +8,7 @@ mod text;
 pub use error::{Error, Result};
 pub use generate::{Event, Finish, GenerateOptions, Reply, generate};
 pub use text::Text;
-pub use thalweg_backend::{Backend, CpuBackend, CpuOptions};
+pub use thalweg_backend::{Activations, Backend, CpuBackend, CpuOptions};
 pub use thalweg_cache::{Bias, Moce, PolicyKind};
 pub use thalweg_gguf::Gguf;
 pub use thalweg_runtime::sample::SamplerOptions;

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use thalweg::{
-    Bias, CpuBackend, CpuOptions, Engine, EngineOptions, Gguf, Moce, PolicyKind, Profile,
-    ReadAhead, ReaderKind, WatchdogOptions,
+    Activations, Bias, CpuBackend, CpuOptions, Engine, EngineOptions, Gguf, Moce, PolicyKind,
+    Profile, ReadAhead, ReaderKind, WatchdogOptions,
 };
 
 use crate::{CountBar, note};
@@ -35,6 +35,11 @@ pub struct ModelArgs {
     /// Compute threads; does not change the output [default: all cores]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+
+    /// Precision of tokens' vectors in matrix products: f32 (the reference) or q8 (eight bits, much
+    /// faster; logits differ by rounding, the same on every machine and for every setting)
+    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = activations)]
+    pub activations: Activations,
 
     /// Expert slots in each layer, at least the experts that a token uses; does not change the
     /// output [default: as many as the budget holds]
@@ -162,7 +167,8 @@ impl ModelArgs {
     pub fn backend(&self) -> Result<CpuBackend> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let n_threads = self.threads.unwrap_or(cores);
-        Ok(CpuBackend::new(CpuOptions { n_threads })?)
+        let backend = CpuBackend::new(CpuOptions { n_threads })?;
+        Ok(backend.with_activations(self.activations))
     }
 
     /// Opens an engine for sequences of up to `n_ctx` tokens, says what was asked for in vain, and
@@ -262,6 +268,10 @@ fn bias(text: &str) -> Result<Bias, String> {
 
 fn policy(text: &str) -> Result<PolicyKind, String> {
     text.parse::<PolicyKind>().map_err(|e| e.to_string())
+}
+
+fn activations(text: &str) -> Result<Activations, String> {
+    text.parse::<Activations>().map_err(|e| e.to_string())
 }
 
 fn reader(text: &str) -> Result<ReaderKind, String> {

@@ -26,6 +26,7 @@ impl Settings {
         Self(json!({
             "model": path,
             "threads": engine.backend().n_threads(),
+            "activations": args.activations.name(),
             "policy": args.policy.name(),
             "moce": args.moce.to_string(),
             "protect": args.protect,

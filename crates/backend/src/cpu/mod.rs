@@ -25,6 +25,7 @@ mod team;
 mod tests;
 
 use std::ops::Range;
+use std::str::FromStr;
 
 use thalweg_quant::Kernels;
 
@@ -57,6 +58,31 @@ pub enum Activations {
     /// ([`Q8Vectors::supports`](thalweg_quant::Q8Vectors::supports)); f32 for the others. An
     /// element is off by at most `max|x| / 254` of its run.
     Q8,
+}
+
+impl Activations {
+    /// All of them, the reference first.
+    pub const ALL: [Self; 2] = [Self::F32, Self::Q8];
+
+    /// `"f32"` or `"q8"`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Q8 => "q8",
+        }
+    }
+}
+
+impl FromStr for Activations {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let found = Self::ALL.into_iter().find(|a| a.name() == text);
+        found.ok_or_else(|| Error::UnknownActivations {
+            found: text.to_owned(),
+        })
+    }
 }
 
 /// The CPU backend.

@@ -17,11 +17,6 @@ pub(crate) struct Verdict {
     pub(crate) max_nll_diff: f64,
     pub(crate) greedy_mismatches: usize,
     pub(crate) route_mismatches: usize,
-    /// Divergence of the stored positions' distributions from the golden's, in nats, summed.
-    pub(crate) kld_sum: f64,
-    /// Stored positions whose likeliest token is the golden's.
-    pub(crate) n_same_top1: usize,
-    pub(crate) n_positions: usize,
     n_logits: usize,
     n_greedy: usize,
     n_routes: usize,
@@ -37,8 +32,6 @@ impl Verdict {
             "max_abs": self.max_abs,
             "mean_abs": self.mean_abs,
             "max_nll_diff": self.max_nll_diff,
-            "mean_kld": self.mean_kld(),
-            "top1_agreement": self.top1_agreement(),
             "greedy_mismatches": self.greedy_mismatches,
             "route_mismatches": self.route_mismatches,
             "compared": {
@@ -48,18 +41,6 @@ impl Verdict {
             },
             "undecided": self.undecided,
         })
-    }
-}
-
-impl Verdict {
-    /// Mean divergence of a position, in nats.
-    pub(crate) fn mean_kld(&self) -> f64 {
-        self.kld_sum / self.n_positions.max(1) as f64
-    }
-
-    /// Share of positions whose likeliest token is the golden's.
-    pub(crate) fn top1_agreement(&self) -> f64 {
-        self.n_same_top1 as f64 / self.n_positions.max(1) as f64
     }
 }
 
@@ -164,9 +145,6 @@ impl Observer for Compare<'_> {
                 self.verdict.max_abs = worse(self.verdict.max_abs, difference);
                 self.sum += difference;
             }
-            self.verdict.kld_sum += kld(stored, logits);
-            self.verdict.n_same_top1 += usize::from(argmax(stored) == argmax(logits));
-            self.verdict.n_positions += 1;
             self.verdict.n_logits += logits.len();
         }
     }
@@ -203,24 +181,8 @@ fn nll(logits: &[f32], token: u32) -> f64 {
     total.ln() - f64::from(logits[token as usize] - max)
 }
 
-/// Divergence of the distribution of `test` from that of `reference`, `KL(reference || test)` in
-/// nats; not a number if a logit is none.
-fn kld(reference: &[f32], test: &[f32]) -> f64 {
-    let log_total = |logits: &[f32]| {
-        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let total: f64 = logits.iter().map(|z| f64::from(z - max).exp()).sum();
-        f64::from(max) + total.ln()
-    };
-    let (reference_total, test_total) = (log_total(reference), log_total(test));
-    let terms = reference.iter().zip(test).map(|(r, t)| {
-        let (log_p, log_q) = (f64::from(*r) - reference_total, f64::from(*t) - test_total);
-        log_p.exp() * (log_p - log_q)
-    });
-    terms.sum()
-}
-
 /// Index of the largest logit, the lower one of equals.
-fn argmax(logits: &[f32]) -> u32 {
+pub(crate) fn argmax(logits: &[f32]) -> u32 {
     let mut best = 0;
     for (id, z) in logits.iter().enumerate() {
         if *z > logits[best] {
@@ -228,19 +190,4 @@ fn argmax(logits: &[f32]) -> u32 {
         }
     }
     u32::try_from(best).unwrap_or(u32::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn divergence_is_that_of_the_definition() {
-        // Probabilities 1/4, 3/4 against 1/2, 1/2, whatever is added to all logits.
-        let reference = [1.0, 1.0 + 3.0_f32.ln()];
-        let expected = 0.25 * 0.5_f64.ln() + 0.75 * 1.5_f64.ln();
-        assert!((kld(&reference, &[7.0, 7.0]) - expected).abs() < 1e-7);
-        assert_eq!(kld(&reference, &reference), 0.0);
-        assert!(kld(&reference, &[f32::NAN, 0.0]).is_nan());
-    }
 }

@@ -43,6 +43,36 @@ fn all_six_prompts_agree_with_the_reference() {
 }
 
 #[test]
+fn activations_of_eight_bits_stay_near_the_reference() {
+    let args = ["--class", "fast", "--activations", "q8"];
+    let dir = root().join("crates/testkit/goldens/demo");
+    let output = golden(&args, &dir);
+    let found = lines(&output);
+    assert!(output.status.success(), "{found:#?}");
+    assert_eq!(found.len(), 7);
+    let all = &found[6];
+    assert_eq!(all["prompt"], "(all)");
+    assert_eq!(all["passed"], true);
+    // They do round.
+    assert!(all["mean_kld"].as_f64().unwrap() > 1e-5, "{all}");
+}
+
+#[test]
+fn the_fast_class_can_be_failed() {
+    let args = [
+        "--class",
+        "fast",
+        "--activations",
+        "q8",
+        "--max-kld",
+        "1e-6",
+    ];
+    let output = golden(&args, &root().join("crates/testkit/goldens/demo"));
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(lines(&output)[6]["passed"], false);
+}
+
+#[test]
 fn a_tight_tolerance_fails_and_says_which_prompt() {
     let output = golden(
         &["--tol", "1e-9"],

@@ -1,11 +1,15 @@
-//! Thalweg and llama.cpp on the same model file under the same memory limit.
+//! Thalweg and llama.cpp on the same model file: under one memory limit, with everything in memory.
 
 mod child;
 mod counters;
 mod group;
 mod llama;
+mod model_file;
 mod ours;
+mod progress;
 mod report;
+mod speed;
+mod speed_report;
 mod stream;
 mod work;
 
@@ -40,6 +44,16 @@ enum Command {
         thalweg-peer-llama stream --model six.gguf --limit 2GiB --min-decode-ratio 3 \\\n      \
         --max-bytes-ratio 0.5 --json")]
     Stream(stream::Stream),
+
+    /// Run both engines with everything in memory
+    ///
+    /// Both have the model open in this process and take turns: a prompt at once, then tokens that
+    /// were chosen beforehand, the same for both. A ratio is Thalweg's rate over llama.cpp's.
+    #[command(after_help = "Examples:\n  \
+        thalweg-peer-llama speed --model demo.gguf\n  \
+        thalweg-peer-llama speed --model two-bit.gguf --peer-model four-bit.gguf --threads 4 \\\n      \
+        -p 512 -n 64 --rounds 7 --json")]
+    Speed(speed::Speed),
 
     /// One run of llama.cpp, as `stream` starts it
     #[command(hide = true)]
@@ -88,13 +102,23 @@ fn run(command: Command) -> Result<bool> {
                 .context("cannot handle Ctrl-C")?;
             return stream.run();
         }
+        Command::Speed(speed) => return speed.run().map(|()| true),
         Command::RunLlama {
             work,
             options,
             place,
         } => {
             place.enter()?;
-            work::run(&work, |w| llama::Llama::open(w, options), &place.logits)?
+            let open = |w: &Work| {
+                let setup = llama::Setup {
+                    model: &w.model,
+                    n_ctx: w.n_ctx,
+                    n_batch: w.n_ctx,
+                    n_threads: w.n_threads,
+                };
+                llama::Llama::open(setup, options)
+            };
+            work::run(&work, open, &place.logits)?
         }
         Command::RunThalweg {
             work,

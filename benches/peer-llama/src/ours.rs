@@ -1,16 +1,18 @@
 //! Thalweg as one of the two engines.
 //!
-//! Owns the translation of the common work into calls of `thalweg-runtime`. The budget is the
-//! group's limit less a margin for what the engine doesn't count: the program itself, page tables,
-//! the allocator's leftovers.
+//! Owns the translation of the common work into calls of `thalweg-runtime`. Where experts are
+//! streamed the budget is the group's limit less a margin for what the engine doesn't count: the
+//! program itself, page tables, the allocator's leftovers. Where they are not there is no limit,
+//! and a model that doesn't fit is refused.
 
-use std::path::PathBuf;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 use thalweg_runtime::{
-    CpuBackend, CpuOptions, Engine, EngineOptions, PolicyKind, ReadAhead, ReaderKind, Session,
-    Silent, Stats,
+    Activations, CpuBackend, CpuOptions, Engine, EngineOptions, PolicyKind, Profile, ReadAhead,
+    ReaderKind, Session, Silent, Stats,
 };
 
 use crate::work::{Peer, Work};
@@ -108,6 +110,43 @@ impl Ours {
             ..EngineOptions::default()
         };
         let engine = Engine::open(&work.model, backend, options)?;
+        Self::of(engine)
+    }
+
+    /// An engine with all experts in memory, read before this returns.
+    pub(crate) fn resident(setup: Resident<'_>) -> Result<Self> {
+        let n_threads = setup.n_threads;
+        let backend = CpuBackend::new(CpuOptions { n_threads })?;
+        let backend = backend.with_activations(setup.activations);
+        let options = EngineOptions {
+            n_ctx: setup.n_ctx,
+            chunk_tokens: Some(setup.chunk_tokens),
+            ..EngineOptions::default()
+        };
+        let mut engine = Engine::open(setup.model, backend, options)?;
+        let counts: Vec<usize> = engine.spec().experts.iter().map(|e| e.n_expert).collect();
+        let (n_experts, n_slots): (usize, usize) =
+            (counts.iter().sum(), engine.plan().slots.iter().sum());
+        ensure!(
+            n_slots >= n_experts,
+            "the model does not fit the memory: {n_slots} of its {n_experts} experts do, within \
+             {} bytes, which are 3/4 of what is available",
+            engine.plan().budget_bytes
+        );
+        let widest = counts.iter().copied().max().unwrap_or(0);
+        // All alike: where there is room for all nothing need be ranked.
+        let profile = Profile::from_counts(
+            u32::try_from(counts.len())?,
+            u32::try_from(widest)?,
+            u32::try_from(widest)?,
+            &vec![0; counts.len() * widest],
+            1,
+        )?;
+        engine.warm(&profile, |_, _| ControlFlow::Continue(()))?;
+        Self::of(engine)
+    }
+
+    fn of(engine: Engine) -> Result<Self> {
         let session = engine.session()?;
         let before_decode = engine.stats();
         Ok(Self {
@@ -116,6 +155,29 @@ impl Ours {
             before_decode,
         })
     }
+
+    /// The name of the instruction set in use.
+    pub(crate) fn instruction_set(&self) -> &'static str {
+        self.engine.backend().kernels()
+    }
+
+    /// Bytes read for experts and for rows of the n-gram table since the engine was opened.
+    pub(crate) fn bytes_read(&self) -> [u64; 2] {
+        let stats = self.engine.stats();
+        [stats.expert_bytes, stats.row_bytes]
+    }
+}
+
+/// What [`Ours::resident`] opens.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Resident<'a> {
+    pub model: &'a Path,
+    /// Tokens of the longest sequence.
+    pub n_ctx: usize,
+    /// Tokens that are taken in at once.
+    pub chunk_tokens: usize,
+    pub n_threads: usize,
+    pub activations: Activations,
 }
 
 impl Peer for Ours {

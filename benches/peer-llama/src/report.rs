@@ -235,26 +235,36 @@ pub(crate) fn check(llama: &Column, thalweg: &Column, logits: &[PathBuf; 2]) -> 
         first_theirs.n_vocab,
         first_ours.n_vocab
     );
-    let pairs = first_theirs.top1.iter().zip(&first_ours.top1);
-    let same = pairs.filter(|(a, b)| a == b).count();
-    let [a, b] = [read_logits(&logits[0])?, read_logits(&logits[1])?];
+    let logits = [read_logits(&logits[0])?, read_logits(&logits[1])?];
+    let mut check = agreement(
+        [&first_theirs.top1, &first_ours.top1],
+        [&logits[0], &logits[1]],
+    )?;
+    check["llama_rounds_agree"] = theirs.iter().all(|o| o.top1 == first_theirs.top1).into();
+    check["thalweg_rounds_agree"] = ours.iter().all(|o| o.top1 == first_ours.top1).into();
+    Ok(check)
+}
+
+/// How often the likeliest tokens are the same, and how far the last logits are apart; first
+/// llama.cpp's, then Thalweg's.
+pub(crate) fn agreement(top1: [&[u32]; 2], logits: [&[f32]; 2]) -> Result<Value> {
+    let same = top1[0].iter().zip(top1[1]).filter(|(a, b)| a == b).count();
+    let [a, b] = logits;
     ensure!(a.len() == b.len(), "{} and {} logits", a.len(), b.len());
-    let diff = a.iter().zip(&b).map(|(a, b)| (a - b).abs());
+    let diff = a.iter().zip(b).map(|(a, b)| (a - b).abs());
     let n = a.len() as f64;
     let mean = a.iter().map(|x| f64::from(*x)).sum::<f64>() / n;
     let square = |x: &f32| (f64::from(*x) - mean).powi(2);
     let variance = a.iter().map(square).sum::<f64>() / n;
     Ok(json!({
-        "steps": first_theirs.top1.len(),
+        "steps": top1[0].len(),
         "top1_same": same,
         "max_abs_diff": diff.fold(0.0_f32, f32::max),
         "logits_std": variance.sqrt(),
-        "llama_rounds_agree": theirs.iter().all(|o| o.top1 == first_theirs.top1),
-        "thalweg_rounds_agree": ours.iter().all(|o| o.top1 == first_ours.top1),
     }))
 }
 
-fn median(mut values: Vec<f64>) -> Option<f64> {
+pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let mid = values.len() / 2;
     match values.len() {
@@ -265,7 +275,7 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
 }
 
 /// Ours over theirs, where that means something.
-fn ratio(ours: Option<f64>, theirs: Option<f64>) -> Option<f64> {
+pub(crate) fn ratio(ours: Option<f64>, theirs: Option<f64>) -> Option<f64> {
     let theirs = theirs.filter(|t| *t > 0.0)?;
     Some(ours? / theirs)
 }

@@ -8,13 +8,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
 use thalweg_gguf::Gguf;
 
 use crate::group::Parent;
 use crate::report::{Column, Comparison, Entry, check};
 use crate::work::Work;
-use crate::{child, counters, llama, ours};
+use crate::{child, counters, llama, ours, progress};
 
 /// What a run of each engine is asked to do, under which limit, how often.
 #[derive(Debug, Clone, Args)]
@@ -98,7 +97,8 @@ impl Stream {
         let (mut llama, mut thalweg) = (Column::default(), Column::default());
         let scratch = tempfile::tempdir().context("no temporary folder")?;
         let logits = [Engine::Llama, Engine::Thalweg].map(|e| scratch.path().join(e.name()));
-        let bar = bar(2 * self.rounds as u64);
+        let bar = progress::bar(2 * self.rounds as u64);
+        bar.enable_steady_tick(Duration::from_millis(500));
         for round in 0..self.rounds {
             let order = match round % 2 {
                 0 => [Engine::Llama, Engine::Thalweg],
@@ -191,14 +191,4 @@ fn empty_cache(files: &[PathBuf]) -> Result<Option<f64>> {
         largest = largest.into_iter().chain(share).max_by(f64::total_cmp);
     }
     Ok(largest)
-}
-
-fn bar(n_runs: u64) -> ProgressBar {
-    let bar = ProgressBar::new(n_runs);
-    // The template is a constant; an unusable one would show as the default style.
-    if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} run {pos}/{len}, {elapsed}") {
-        bar.set_style(style);
-    }
-    bar.enable_steady_tick(Duration::from_millis(500));
-    bar
 }

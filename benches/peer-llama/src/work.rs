@@ -95,10 +95,19 @@ impl Work {
 
     /// The tokens: those of the warm-up, of the prompt, of the decode steps.
     fn tokens(&self, n_vocab: u64) -> [Vec<u32>; 3] {
-        let mut ids = Ids(self.seed);
-        [self.warmup_tokens, self.prompt_tokens, self.decode_tokens]
-            .map(|n| (0..n).map(|_| ids.next_below(n_vocab)).collect())
+        let counts = [self.warmup_tokens, self.prompt_tokens, self.decode_tokens];
+        token_lists(self.seed, n_vocab, counts)
     }
+}
+
+/// Lists of so many tokens, one after the other from the same seed.
+pub(crate) fn token_lists<const N: usize>(
+    seed: u64,
+    n_vocab: u64,
+    counts: [usize; N],
+) -> [Vec<u32>; N] {
+    let mut ids = Ids(seed);
+    counts.map(|n| (0..n).map(|_| ids.next_below(n_vocab)).collect())
 }
 
 /// Evenly distributed token ids (SplitMix64).
@@ -222,7 +231,8 @@ fn measured<T>(f: impl FnOnce() -> Result<T>) -> Result<(T, f64, u64)> {
     Ok((result, seconds, counters::read_bytes()? - before))
 }
 
-fn likeliest(logits: &[f32]) -> Result<u32> {
+/// The index of the largest logit.
+pub(crate) fn likeliest(logits: &[f32]) -> Result<u32> {
     let bad = logits.iter().position(|x| !x.is_finite());
     ensure!(bad.is_none(), "logit {bad:?} is not finite");
     let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));

@@ -122,6 +122,19 @@ impl Llama {
         parts.try_for_each(|part| self.run_batch(part, None))
     }
 
+    /// Takes tokens into the sequence; the logits after each of them, `[n_tokens, n_vocab]`.
+    pub(crate) fn logits_of_all(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+        let mut rows = Vec::with_capacity(tokens.len() * self.n_vocab);
+        for part in tokens.chunks(self.n_batch) {
+            let mut wanted = vec![1; part.len()];
+            self.run_batch(part, Some(&mut wanted))?;
+            for i in 0..part.len() {
+                rows.extend_from_slice(self.row(i32::try_from(i)?)?);
+            }
+        }
+        Ok(rows)
+    }
+
     /// Runs a batch in the sequence. Logits are computed where `wanted`, which is as long as
     /// `tokens`, is not 0, or after the last token.
     fn run_batch(&mut self, tokens: &[u32], wanted: Option<&mut [i8]>) -> Result<()> {

@@ -2,11 +2,14 @@
 
 mod child;
 mod counters;
+mod divergence;
+mod golden;
 mod group;
 mod llama;
 mod model_file;
 mod ours;
 mod progress;
+mod quality;
 mod report;
 mod speed;
 mod speed_report;
@@ -55,6 +58,17 @@ enum Command {
         -p 512 -n 64 --rounds 7 --json")]
     Speed(speed::Speed),
 
+    /// Compare both engines' output with a reference's
+    ///
+    /// Runs the prompts of a folder of reference logits through llama.cpp, Thalweg with f32 and
+    /// Thalweg with q8 activations. Prints how far each one's distributions are from the
+    /// reference's: mean KL divergence in nats, share of positions with the same likeliest token,
+    /// largest difference of a logit.
+    #[command(after_help = "Examples:\n  \
+        thalweg-peer-llama quality --model models/demo.gguf --golden crates/testkit/goldens/demo\n  \
+        thalweg-peer-llama quality --model tiny-f32.gguf --golden tiny --json")]
+    Quality(quality::Quality),
+
     /// One run of llama.cpp, as `stream` starts it
     #[command(hide = true)]
     RunLlama {
@@ -102,6 +116,7 @@ fn run(command: Command) -> Result<bool> {
                 .context("cannot handle Ctrl-C")?;
             return stream.run();
         }
+        Command::Quality(quality) => return quality.run().map(|()| true),
         Command::Speed(speed) => return speed.run().map(|()| true),
         Command::RunLlama {
             work,

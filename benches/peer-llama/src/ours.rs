@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 use thalweg_runtime::{
-    Activations, CpuBackend, CpuOptions, Engine, EngineOptions, PolicyKind, Profile, ReadAhead,
-    ReaderKind, Session, Silent, Stats,
+    Activations, CpuBackend, CpuOptions, Engine, EngineOptions, Observer, PolicyKind, Profile,
+    ReadAhead, ReaderKind, Session, Silent, Stats,
 };
 
 use crate::work::{Peer, Work};
@@ -166,6 +166,15 @@ impl Ours {
         let stats = self.engine.stats();
         [stats.expert_bytes, stats.row_bytes]
     }
+
+    /// Takes tokens into the sequence; the logits after each of them, `[n_tokens, n_vocab]`.
+    pub(crate) fn logits_of_all(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+        let mut rows = Rows(Vec::with_capacity(tokens.len() * self.n_vocab()));
+        self.engine.prefill(&mut self.session, tokens, &mut rows)?;
+        let (found, expected) = (rows.0.len(), tokens.len() * self.n_vocab());
+        ensure!(found == expected, "{found} logits, {expected} expected");
+        Ok(rows.0)
+    }
 }
 
 /// What [`Ours::resident`] opens.
@@ -178,6 +187,19 @@ pub(crate) struct Resident<'a> {
     pub chunk_tokens: usize,
     pub n_threads: usize,
     pub activations: Activations,
+}
+
+/// The logits of every position, in order.
+struct Rows(Vec<f32>);
+
+impl Observer for Rows {
+    fn wants_logits(&self, _: usize) -> bool {
+        true
+    }
+
+    fn on_logits(&mut self, _: usize, logits: &[f32]) {
+        self.0.extend_from_slice(logits);
+    }
 }
 
 impl Peer for Ours {

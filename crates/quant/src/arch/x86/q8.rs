@@ -28,10 +28,38 @@ impl Vnni {
     }
 }
 
+/// Steps of rows that are unpacked at a time; longer rows are unpacked for every vector.
+const PANEL_STEPS: usize = 512;
+
+/// Vectors for which a row is unpacked once: what leaves half of the first-level cache free.
+const VECTOR_BYTES: usize = 16 << 10;
+
+/// A step of a row, unpacked.
+#[derive(Clone, Copy)]
+struct Unpacked<const RUNS: usize> {
+    weights: [[i8; 32]; RUNS],
+    d: f32,
+}
+
+impl<const RUNS: usize> Unpacked<RUNS> {
+    const EMPTY: Self = Self {
+        weights: [[0; 32]; RUNS],
+        d: 0.0,
+    };
+}
+
+/// Writes a tile of results, rows `n` apart.
+#[inline]
+fn put<const R: usize, const T: usize>(sums: [[f32; T]; R], out: &mut [f32], n: usize) {
+    for (r, sums) in sums.iter().enumerate() {
+        out[r * n..r * n + T].copy_from_slice(sums);
+    }
+}
+
 /// Stamps the kernels of one set. Its module provides `dot_small` for weights from 0 to 31, stored
 /// with their offset, and `dot_wide` for signed ones; both add four products to each lane.
 macro_rules! q8_functions {
-    ($set:ident, $features:literal) => {
+    ($set:ident, $features:literal, rows $rows:literal) => {
         impl $set {
             /// As [`dot_rows`](crate::arch::q8::dot_rows) of `arch::q8`.
             pub(crate) fn dot_rows_q8(
@@ -129,18 +157,140 @@ macro_rules! q8_functions {
                 }
                 return;
             }
-            for (r, out) in out.chunks_exact_mut(n).enumerate() {
-                let (fours, rest) = out.as_chunks_mut::<4>();
-                for (i, out) in fours.iter_mut().enumerate() {
-                    let t = 4 * i;
-                    let x = [vector(t), vector(t + 1), vector(t + 2), vector(t + 3)];
-                    [*out] = group([row(r)], x, &unpack, &dot);
+            if per_token > PANEL_STEPS {
+                for (r, out) in out.chunks_exact_mut(n).enumerate() {
+                    for (t, out) in out.iter_mut().enumerate() {
+                        [[*out]] = group([row(r)], [vector(t)], &unpack, &dot);
+                    }
                 }
-                let first = 4 * fours.len();
-                for (i, out) in rest.iter_mut().enumerate() {
-                    [[*out]] = group([row(r)], [vector(first + i)], &unpack, &dot);
+                return;
+            }
+            many(&row, per_row, x, n, out, &unpack, &dot);
+        }
+
+        /// As many vectors at a time as the first-level cache holds beside the rows, which are
+        /// unpacked a few at a time for all of them.
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn many<'a, B: Pod, const RUNS: usize>(
+            row: &impl Fn(usize) -> &'a [B],
+            per_row: usize,
+            x: &[Step<RUNS>],
+            n: usize,
+            out: &mut [f32],
+            unpack: &impl Fn(&B, usize) -> ([__m256i; RUNS], f32),
+            dot: &impl Fn(__m256i, [__m256i; RUNS], [__m256i; RUNS]) -> __m256i,
+        ) {
+            let steps = x.len() / n;
+            let parts = steps.checked_div(per_row).unwrap_or(0);
+            let n_rows = out.len() / n;
+            let vector = |t: usize| &x[t * steps..(t + 1) * steps];
+            let mut panel = [Unpacked::<RUNS>::EMPTY; PANEL_STEPS];
+            // At least one of the groups below.
+            let fitting = VECTOR_BYTES / size_of::<Step<RUNS>>() / steps.max(1);
+            let tile = fitting.max(4) / 4 * 4;
+            let most_rows = (PANEL_STEPS / steps.max(1)).clamp(1, $rows);
+            for first in (0..n).step_by(tile) {
+                let end = n.min(first + tile);
+                let mut r = 0;
+                while r < n_rows {
+                    let rows = match most_rows >= $rows && n_rows - r >= $rows {
+                        true => $rows,
+                        false => 1,
+                    };
+                    for (i, unpacked) in panel.chunks_exact_mut(steps.max(1)).take(rows).enumerate()
+                    {
+                        let blocks = row(r + i);
+                        for (unpacked, block) in unpacked.chunks_exact_mut(parts.max(1)).zip(blocks)
+                        {
+                            for (part, unpacked) in unpacked.iter_mut().enumerate() {
+                                let (weights, d) = unpack(block, part);
+                                for (stored, weights) in unpacked.weights.iter_mut().zip(weights) {
+                                    store(stored, weights);
+                                }
+                                unpacked.d = d;
+                            }
+                        }
+                    }
+                    let unpacked = |i: usize| &panel[i * steps..(i + 1) * steps];
+                    let mut t = first;
+                    while t < end {
+                        let out = &mut out[r * n..];
+                        if rows == $rows && end - t >= 4 {
+                            let x = [vector(t), vector(t + 1), vector(t + 2), vector(t + 3)];
+                            let sums =
+                                tile_of::<RUNS, $rows, 4>(std::array::from_fn(unpacked), x, dot);
+                            put(sums, &mut out[t..], n);
+                            t += 4;
+                        } else if rows == $rows {
+                            let sums = tile_of::<RUNS, $rows, 1>(
+                                std::array::from_fn(unpacked),
+                                [vector(t)],
+                                dot,
+                            );
+                            put(sums, &mut out[t..], n);
+                            t += 1;
+                        } else if end - t >= 4 {
+                            let x = [vector(t), vector(t + 1), vector(t + 2), vector(t + 3)];
+                            put(tile_of([unpacked(0)], x, dot), &mut out[t..], n);
+                            t += 4;
+                        } else {
+                            put(tile_of([unpacked(0)], [vector(t)], dot), &mut out[t..], n);
+                            t += 1;
+                        }
+                    }
+                    r += rows;
                 }
             }
+        }
+
+        /// Products of unpacked rows and vectors, every one with every other.
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn tile_of<const RUNS: usize, const R: usize, const T: usize>(
+            rows: [&[Unpacked<RUNS>]; R],
+            x: [&[Step<RUNS>]; T],
+            dot: &impl Fn(__m256i, [__m256i; RUNS], [__m256i; RUNS]) -> __m256i,
+        ) -> [[f32; T]; R] {
+            let mut lanes = [[_mm256_setzero_ps(); T]; R];
+            let n = rows[0].len();
+            let mut equal_rows = rows;
+            for (equal, row) in equal_rows.iter_mut().zip(rows) {
+                *equal = &row[..n];
+            }
+            let mut equal_x = x;
+            for (equal, x) in equal_x.iter_mut().zip(x) {
+                *equal = &x[..n];
+            }
+            for step in 0..n {
+                let mut weights = [[_mm256_setzero_si256(); RUNS]; R];
+                let mut scales = [_mm256_setzero_ps(); R];
+                for ((weights, scale), row) in weights.iter_mut().zip(&mut scales).zip(equal_rows) {
+                    let row = &row[step];
+                    for (weights, stored) in weights.iter_mut().zip(&row.weights) {
+                        *weights = load(stored);
+                    }
+                    *scale = _mm256_set1_ps(row.d);
+                }
+                for (t, x) in equal_x.iter().enumerate() {
+                    let x = &x[step];
+                    let mut codes = [_mm256_setzero_si256(); RUNS];
+                    for (codes, x) in codes.iter_mut().zip(&x.codes) {
+                        *codes = load(x);
+                    }
+                    let (start, s) = (load_sums(&x.start), load_scales(&x.scales));
+                    for ((lanes, weights), d) in lanes.iter_mut().zip(weights).zip(scales) {
+                        let sums = dot(start, weights, codes);
+                        let scale = _mm256_mul_ps(d, s);
+                        lanes[t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums), scale, lanes[t]);
+                    }
+                }
+            }
+            let mut out = [[0.0; T]; R];
+            for (out, lanes) in out.as_flattened_mut().iter_mut().zip(lanes.as_flattened()) {
+                *out = sum(*lanes);
+            }
+            out
         }
 
         #[inline]
@@ -193,6 +343,13 @@ macro_rules! q8_functions {
         fn load(bytes: &[i8; 32]) -> __m256i {
             // SAFETY: the array is the 32 bytes that are read; no alignment is asked for.
             unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
+        }
+
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn store(bytes: &mut [i8; 32], v: __m256i) {
+            // SAFETY: the array is the 32 bytes that are written; no alignment is asked for.
+            unsafe { _mm256_storeu_si256(bytes.as_mut_ptr().cast(), v) }
         }
 
         #[inline]
@@ -287,7 +444,7 @@ macro_rules! q8_functions {
 mod avx2 {
     use super::*;
 
-    q8_functions!(Avx2, "avx2,fma,f16c");
+    q8_functions!(Avx2, "avx2,fma,f16c", rows 2);
 
     impl Avx2 {
         /// As [`quantize_single`](crate::arch::q8::quantize_single) of `arch::q8`.
@@ -423,7 +580,8 @@ mod vnni {
 
     q8_functions!(
         Vnni,
-        "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c"
+        "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c",
+        rows 4
     );
 
     #[inline]

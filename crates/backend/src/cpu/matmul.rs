@@ -4,9 +4,9 @@
 //! f32 vectors each element is one `dot_f32` of the decoded row and the vector; with vectors of
 //! eight bits it is the integer dot product of `thalweg-quant`. Either has one result whatever the
 //! kernels and whatever shares the call.
-//! Rows are split over threads. Temporary space for more than one token: a tile of at most
-//! [`TILE_LEN`] results, since kernels write a row's results side by side; and the vectors of eight
-//! bits of a tile's tokens.
+//! Rows are split over threads, or tokens where there are many. Temporary space for more than one
+//! token: a tile of at most [`TILE_LEN`] results, or a square one of each thread, since kernels
+//! write a row's results side by side; and the vectors of eight bits of a tile's tokens.
 
 use std::ops::Range;
 
@@ -20,6 +20,11 @@ use crate::{Error, MatView, Result};
 const TILE_LEN: usize = 64 * 1024;
 /// Rows of a tile.
 const TILE_ROWS: usize = 1024;
+/// Rows and tokens of a square tile: 16 KiB.
+const SQUARE: usize = 64;
+/// Tokens of a thread from which on tokens are shared out and not rows: rows are then unpacked by
+/// each thread, which so many tokens outweigh.
+const MANY_TOKENS: usize = 16;
 /// Elements of a tile's tokens that are quantized to eight bits at a time, three bytes each.
 const Q8_LEN: usize = 320 * 1024;
 /// Memory of a thread for them.
@@ -88,8 +93,15 @@ pub(super) fn matmul(
         let x = Vectors::new(team, w.ty(), x, 1)?;
         return rows_into(team, w, 0, &x, 1, y);
     }
-    // Rows are split over threads, tokens are the slow dimension of `y`: compute a tile
-    // transposed, then turn it.
+    if n_tokens >= MANY_TOKENS * team.n_threads() {
+        let work = volume([n_in, n_out]);
+        return team.blocks(y, n_out, work, |first, y| {
+            let n = y.len() / n_out;
+            tokens_into(team, w, &x[first * n_in..(first + n) * n_in], y)
+        });
+    }
+    // Too few tokens to share out: rows are. Tokens are the slow dimension of `y`, so a tile is
+    // computed transposed and then turned.
     let tile_rows = TILE_ROWS.min(n_out).max(1);
     let most = (Q8_LEN / n_in.max(1)).max(TOKEN_GROUP);
     let tile_tokens = (TILE_LEN / tile_rows).min(most).min(n_tokens);
@@ -102,14 +114,62 @@ pub(super) fn matmul(
             let n_rows = tile_rows.min(n_out - first_row);
             let tile = &mut tile[..n_rows * n];
             rows_into(team, w, first_row, &x, n, tile)?;
-            team.rows(y, n_out, n_rows, |t, y| {
-                for (o, y) in y[first_row..first_row + n_rows].iter_mut().enumerate() {
-                    *y = tile[o * n + t];
-                }
-            });
+            team.blocks(y, n_out, n_rows, |t, y| {
+                turn(tile, n, t, y, n_out, first_row..first_row + n_rows);
+                Ok(())
+            })?;
         }
     }
     Ok(())
+}
+
+/// `y[t, o] = W[o] . x[t]` on this thread, by squares that stay in the first-level cache from the
+/// kernel that writes a row's results side by side to the turn.
+fn tokens_into(team: &Team, w: MatView<'_>, x: &[f32], y: &mut [f32]) -> Result<()> {
+    let (n_in, n_out) = (w.n_in(), w.n_out());
+    let most = (Q8_LEN / n_in.max(1)).clamp(TOKEN_GROUP, SQUARE);
+    let mut tile = [0.0; SQUARE * SQUARE];
+    for (i, y) in y.chunks_mut(most * n_out).enumerate() {
+        let (first, n) = (i * most, y.len() / n_out);
+        let x = Vectors::new(team, w.ty(), &x[first * n_in..(first + n) * n_in], n)?;
+        for first_row in (0..n_out).step_by(SQUARE) {
+            let n_rows = SQUARE.min(n_out - first_row);
+            let tile = &mut tile[..n_rows * n];
+            let rows = w.rows(first_row, n_rows);
+            x.multiply(team.kernels(), w.ty(), rows, 0..n, tile)?;
+            turn(tile, n, 0, y, n_out, first_row..first_row + n_rows);
+        }
+    }
+    Ok(())
+}
+
+/// Copies a tile `[columns.len(), n]`, from token `first` on, to the columns of rows `y [_, n_out]`.
+///
+/// Sixteen values at a time, as whole registers, which is several times faster than one by one.
+fn turn(tile: &[f32], n: usize, first: usize, y: &mut [f32], n_out: usize, columns: Range<usize>) {
+    const SIDE: usize = 4;
+    let tokens = y.len() / n_out;
+    let (whole_tokens, whole_columns) = (tokens / SIDE * SIDE, columns.len() / SIDE * SIDE);
+    for t in (0..whole_tokens).step_by(SIDE) {
+        for o in (0..whole_columns).step_by(SIDE) {
+            let mut square = [[0.0; SIDE]; SIDE];
+            for (i, row) in square.iter_mut().enumerate() {
+                row.copy_from_slice(&tile[(o + i) * n + first + t..][..SIDE]);
+            }
+            let [a, b, c, d] = square;
+            for j in 0..SIDE {
+                let column = [a[j], b[j], c[j], d[j]];
+                y[(t + j) * n_out + columns.start + o..][..SIDE].copy_from_slice(&column);
+            }
+        }
+    }
+    for (t, y) in y.chunks_exact_mut(n_out).enumerate() {
+        let done = if t < whole_tokens { whole_columns } else { 0 };
+        let rest = columns.start + done..columns.end;
+        for (y, o) in y[rest].iter_mut().zip(done..) {
+            *y = tile[o * n + first + t];
+        }
+    }
 }
 
 /// `out [rows, n]` for rows from `first_row` on and all `n` tokens of `x`.

@@ -8,7 +8,7 @@ pub mod formats;
 mod quant_type;
 mod row;
 
-pub use arch::{Kernels, Q8Vectors};
+pub use arch::{Kernels, Loops, Q8Vectors};
 pub use error::{Error, Result};
 pub use format::BlockFormat;
 pub use quant_type::QuantType;

@@ -5,7 +5,7 @@
 //!
 //! Source: Gated Delta Networks, arXiv 2412.06464; constants as in Qwen's implementation.
 
-use thalweg_quant::dot_f32;
+use thalweg_quant::{Loops, dot_f32};
 
 use super::math::exp;
 use super::norm::inverse_rms;
@@ -62,7 +62,7 @@ pub(super) fn delta_rule(
     team.pairs((next, state_len), (&mut o, o_len), work, |g, state, o| {
         let key = g % n_head_k;
         let past = &past[g * state_len..(g + 1) * state_len];
-        let [mut q, mut k, mut e] = [(); 3].map(|()| vec![0.0; head_dim]);
+        let [mut q, mut k] = [(); 2].map(|()| vec![0.0; head_dim]);
         for (t, o) in o.chunks_exact_mut(head_dim).enumerate() {
             let head = |h: usize| &u[t * channels + h * head_dim..][..head_dim];
             unit(head(key), &mut q);
@@ -73,9 +73,16 @@ pub(super) fn delta_rule(
             let v = head(2 * n_head_k + g);
             let beta = sigmoid(b[t * n_head_v + g]);
             let decay = exp(a_log[g] * softplus(a[t * n_head_v + g] + dt[g]));
-            let past = (t == 0).then_some(past);
-            team.kernels()
-                .vectorize(|| step(past, state, &q, &k, v, beta, decay, &mut e, o));
+            team.kernels().run(Step {
+                past: (t == 0).then_some(past),
+                state,
+                q: &q,
+                k: &k,
+                v,
+                beta,
+                decay,
+                o,
+            });
         }
     });
 
@@ -92,53 +99,82 @@ pub(super) fn delta_rule(
     Ok(())
 }
 
-/// One token: `M *= decay; e = beta (v - k^T M); M += k e^T; o = q^T M`.
+/// One token of a head: `M *= decay; e = beta (v - k^T M); M += k e^T; o = q^T M`.
 ///
 /// `M` is `state`, or `past` where it is given: the first token reads the old state as it writes
-/// the new one, which saves a copy.
-#[allow(clippy::too_many_arguments)] // The symbols of the formula.
-#[inline]
-fn step(
-    past: Option<&[f32]>,
-    state: &mut [f32],
-    q: &[f32],
-    k: &[f32],
-    v: &[f32],
+/// the new one, which saves a copy. Columns do not depend on each other, so they are taken in
+/// blocks whose sums stay in registers.
+struct Step<'a> {
+    past: Option<&'a [f32]>,
+    state: &'a mut [f32],
+    q: &'a [f32],
+    k: &'a [f32],
+    v: &'a [f32],
     beta: f32,
     decay: f32,
-    e: &mut [f32],
-    o: &mut [f32],
-) {
-    let n = e.len();
-    e.fill(0.0);
-    match past {
-        Some(past) => {
-            let rows = state.chunks_exact_mut(n).zip(past.chunks_exact(n));
-            for ((row, past), k) in rows.zip(k) {
-                for ((m, past), e) in row.iter_mut().zip(past).zip(e.iter_mut()) {
-                    *m = past * decay;
-                    *e += k * *m;
+    o: &'a mut [f32],
+}
+
+impl Loops for Step<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(mut self) {
+        let (n, mut c) = (self.o.len(), 0);
+        while c + 64 <= n {
+            self.columns::<64>(c);
+            c += 64;
+        }
+        while c + 16 <= n {
+            self.columns::<16>(c);
+            c += 16;
+        }
+        while c < n {
+            self.columns::<1>(c);
+            c += 1;
+        }
+    }
+}
+
+impl Step<'_> {
+    /// The columns from `c` on.
+    #[inline(always)]
+    fn columns<const W: usize>(&mut self, c: usize) {
+        let (n, decay) = (self.o.len(), self.decay);
+        let mut e = [0.0_f32; W];
+        match self.past {
+            Some(past) => {
+                let rows = self.state.chunks_exact_mut(n).zip(past.chunks_exact(n));
+                for ((row, past), k) in rows.zip(self.k) {
+                    let (row, past) = (&mut row[c..c + W], &past[c..c + W]);
+                    for j in 0..W {
+                        row[j] = past[j] * decay;
+                        e[j] += k * row[j];
+                    }
+                }
+            }
+            None => {
+                for (row, k) in self.state.chunks_exact_mut(n).zip(self.k) {
+                    let row = &mut row[c..c + W];
+                    for j in 0..W {
+                        row[j] *= decay;
+                        e[j] += k * row[j];
+                    }
                 }
             }
         }
-        None => {
-            for (row, k) in state.chunks_exact_mut(n).zip(k) {
-                for (m, e) in row.iter_mut().zip(e.iter_mut()) {
-                    *m *= decay;
-                    *e += k * *m;
-                }
+        for (e, v) in e.iter_mut().zip(&self.v[c..]) {
+            *e = self.beta * (v - *e);
+        }
+        let mut sums = [0.0_f32; W];
+        for ((row, k), q) in self.state.chunks_exact_mut(n).zip(self.k).zip(self.q) {
+            let row = &mut row[c..c + W];
+            for j in 0..W {
+                row[j] += k * e[j];
+                sums[j] += q * row[j];
             }
         }
-    }
-    for (e, v) in e.iter_mut().zip(v) {
-        *e = beta * (v - *e);
-    }
-    o.fill(0.0);
-    for ((row, k), q) in state.chunks_exact_mut(n).zip(k).zip(q) {
-        for ((m, e), o) in row.iter_mut().zip(e.iter()).zip(o.iter_mut()) {
-            *m += k * e;
-            *o += q * *m;
-        }
+        self.o[c..c + W].copy_from_slice(&sums);
     }
 }
 

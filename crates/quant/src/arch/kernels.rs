@@ -41,6 +41,16 @@ const FEW_TOKENS: usize = 8;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kernels(Set);
 
+/// Plain loops for [`Kernels::run`].
+pub trait Loops {
+    /// What they give.
+    type Output;
+
+    /// Runs them. Mark it, and what it calls, `#[inline(always)]`: only what is inlined is compiled
+    /// for the instruction set.
+    fn run(self) -> Self::Output;
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Set {
     Scalar,
@@ -113,6 +123,20 @@ impl Kernels {
             Set::Avx2(set) => set.vectorize(f),
             #[cfg(target_arch = "x86_64")]
             Set::Avx512(set) => set.vectorize(f),
+        }
+    }
+
+    /// As [`vectorize`](Self::vectorize), for loops that are too large for the compiler to inline
+    /// of its own accord: it leaves a large closure a function of its own, compiled for no
+    /// instruction set in particular.
+    #[inline]
+    pub fn run<L: Loops>(self, loops: L) -> L::Output {
+        match self.0 {
+            Set::Scalar => loops.run(),
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2(set) => set.run(loops),
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512(set) => set.run(loops),
         }
     }
 

@@ -14,5 +14,5 @@ pub mod scalar;
 )]
 pub mod x86;
 
-pub use kernels::Kernels;
+pub use kernels::{Kernels, Loops};
 pub use q8::Q8Vectors;

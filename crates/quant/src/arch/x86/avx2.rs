@@ -13,6 +13,7 @@ use bytemuck::Pod;
 
 use super::{drivers, iq3_s_magnitudes, padded, padded_block, part, unpack_with};
 use crate::QuantType;
+use crate::arch::Loops;
 use crate::arch::scalar::{Lanes, TILE_ROWS};
 use crate::formats::codebook::LEVELS_IQ4;
 use crate::formats::{

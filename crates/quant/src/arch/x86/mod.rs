@@ -70,6 +70,17 @@ macro_rules! drivers {
                 unsafe { enter(f) }
             }
 
+            /// As `vectorize`, for loops too large to be inlined of the compiler's own accord.
+            #[inline]
+            pub(crate) fn run<L: Loops>(self, loops: L) -> L::Output {
+                #[target_feature(enable = $features)]
+                fn enter<L: Loops>(loops: L) -> L::Output {
+                    loops.run()
+                }
+                // SAFETY: `self` exists only where `new` found the features.
+                unsafe { enter(loops) }
+            }
+
             /// As [`dot_f32`](crate::arch::scalar::dot_f32).
             #[inline]
             pub(crate) fn dot_f32(self, a: &[f32], b: &[f32]) -> f32 {

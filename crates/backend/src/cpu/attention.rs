@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use thalweg_quant::dot_f32;
+use thalweg_quant::{Loops, dot_f32};
 
 use super::math::exp;
 use super::norm::{Rotation, check_layout, check_rope, norm_into};
@@ -132,7 +132,6 @@ pub(super) fn attention(
             for (h, out) in out.chunks_exact_mut(head_dim).enumerate() {
                 let kv_at = h / (n_head / n_head_kv) * head_dim;
                 let key = |p: usize| &k[p * kv_width + kv_at..][..head_dim];
-                let value = |p: usize| &v[p * kv_width + kv_at..][..head_dim];
                 let q = &q[t * width + h * head_dim..][..head_dim];
                 let gate = &gate[t * gates.row_len + gates.offset + h * gates.stride..];
 
@@ -143,18 +142,17 @@ pub(super) fn attention(
                         .map(|p| dot_f32(q, key(p)) / (head_dim as f32).sqrt()),
                 );
                 let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                let mut total = 0.0;
-                for s in &mut scores {
-                    *s = exp(*s - max);
-                    total += *s;
-                }
-                out.fill(0.0);
-                for (p, s) in visible.positions().zip(&scores) {
-                    let a = s / total;
-                    for (o, v) in out.iter_mut().zip(value(p)) {
-                        *o += a * v;
-                    }
-                }
+                team.kernels().run(Softmax {
+                    max,
+                    scores: &mut scores,
+                });
+                team.kernels().run(Mean {
+                    ranges: &visible.ranges,
+                    shares: &scores,
+                    values: &v[kv_at..],
+                    stride: kv_width,
+                    out,
+                });
                 for (o, g) in out.iter_mut().zip(gate) {
                     *o *= sigmoid(*g);
                 }
@@ -162,6 +160,81 @@ pub(super) fn attention(
         }
         Ok(())
     })
+}
+
+/// Scores become shares: `exp(s - max)` over their sum, which is taken in rising order.
+struct Softmax<'a> {
+    max: f32,
+    scores: &'a mut [f32],
+}
+
+impl Loops for Softmax<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for s in self.scores.iter_mut() {
+            *s = exp(*s - self.max);
+        }
+        let mut total = 0.0;
+        for s in self.scores.iter() {
+            total += s;
+        }
+        for s in self.scores.iter_mut() {
+            *s /= total;
+        }
+    }
+}
+
+/// The mean of the visible values, weighted by their shares, in rising order of positions.
+///
+/// Columns do not depend on each other: they are taken in blocks whose sums stay in registers.
+struct Mean<'a> {
+    ranges: &'a [Range<usize>],
+    shares: &'a [f32],
+    /// Rows `stride` apart, from the head's first column on.
+    values: &'a [f32],
+    stride: usize,
+    out: &'a mut [f32],
+}
+
+impl Loops for Mean<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(mut self) {
+        let (n, mut c) = (self.out.len(), 0);
+        while c + 64 <= n {
+            self.columns::<64>(c);
+            c += 64;
+        }
+        while c + 16 <= n {
+            self.columns::<16>(c);
+            c += 16;
+        }
+        while c < n {
+            self.columns::<1>(c);
+            c += 1;
+        }
+    }
+}
+
+impl Mean<'_> {
+    /// The columns from `c` on.
+    #[inline(always)]
+    fn columns<const W: usize>(&mut self, c: usize) {
+        let mut sums = [0.0_f32; W];
+        let mut shares = self.shares.iter();
+        for range in self.ranges {
+            for (p, share) in range.clone().zip(&mut shares) {
+                let values = &self.values[p * self.stride + c..][..W];
+                for j in 0..W {
+                    sums[j] += share * values[j];
+                }
+            }
+        }
+        self.out[c..c + W].copy_from_slice(&sums);
+    }
 }
 
 /// Fails for sizes that no operands could satisfy.

@@ -22,6 +22,20 @@ pub enum Error {
         /// The system's reason.
         source: io::Error,
     },
+    /// The path leads to a folder, a pipe or a device.
+    #[error("{} is not a regular file", path.display())]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The problem concerns this file.
+    #[error("cannot use {}", path.display())]
+    InFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: Box<Self>,
+    },
     /// A text is not the JSON that it should be.
     #[error("{what} is not usable JSON")]
     Json {

@@ -6,7 +6,7 @@
 //! Cost: a few hundred bytes; reading is bounded by [`MAX_FILE_BYTES`].
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
 
@@ -125,8 +125,8 @@ impl HostConstants {
     /// Reads a file.
     ///
     /// # Errors
-    /// [`Error::Io`], also for a file above [`MAX_FILE_BYTES`]; what [`from_json`](Self::from_json)
-    /// finds.
+    /// [`Error::Io`], also for a file above [`MAX_FILE_BYTES`]; [`Error::NotAFile`];
+    /// [`Error::InFile`] around what [`from_json`](Self::from_json) finds.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let fail = |action| {
@@ -136,6 +136,13 @@ impl HostConstants {
                 source,
             }
         };
+        // Opening a pipe would wait for its other end.
+        let metadata = fs::metadata(path).map_err(fail("open"))?;
+        if !metadata.is_file() {
+            return Err(Error::NotAFile {
+                path: path.to_path_buf(),
+            });
+        }
         let file = File::open(path).map_err(fail("open"))?;
         let mut text = String::new();
         // One byte more than allowed, so that a longer file shows.
@@ -145,7 +152,10 @@ impl HostConstants {
         if text.len() as u64 > MAX_FILE_BYTES {
             return Err(fail("read all of")(std::io::ErrorKind::FileTooLarge.into()));
         }
-        Self::from_json(&text)
+        Self::from_json(&text).map_err(|source| Error::InFile {
+            path: path.to_path_buf(),
+            source: Box::new(source),
+        })
     }
 
     /// Reads JSON text and checks it.
@@ -435,10 +445,15 @@ mod tests {
         let path = folder.path().join("host.json");
         let error = HostConstants::open(&path).expect_err("missing");
         assert!(error.to_string().contains("host.json"));
-        std::fs::write(&path, " ".repeat(MAX_FILE_BYTES as usize + 1)).expect("writable");
+        fs::write(&path, " ".repeat(MAX_FILE_BYTES as usize + 1)).expect("writable");
         let error = HostConstants::open(&path).expect_err("too large");
         assert!(error.to_string().starts_with("cannot read all of"));
-        std::fs::write(&path, host().to_json().expect("in range")).expect("writable");
+        fs::write(&path, "").expect("writable");
+        let error = HostConstants::open(&path).expect_err("empty");
+        assert!(error.to_string().contains("host.json"), "{error}");
+        let error = HostConstants::open(folder.path()).expect_err("a folder");
+        assert!(error.to_string().ends_with("is not a regular file"));
+        fs::write(&path, host().to_json().expect("in range")).expect("writable");
         assert_eq!(HostConstants::open(&path).expect("whole"), host());
     }
 }

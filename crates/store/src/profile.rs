@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use crc32c::crc32c;
 use thalweg_cache::ExpertKey;
 
-use crate::{Error, Result};
+use crate::{DirectFile, Error, Result};
 
 /// The first four bytes of a file.
 pub const PROFILE_MAGIC: [u8; 4] = *b"STRP";
@@ -238,7 +238,7 @@ impl Profile {
     /// Reads a file.
     ///
     /// # Errors
-    /// [`Error::Open`], [`Error::File`]; what [`parse`](Self::parse) finds, with the path.
+    /// [`Error::Open`], [`Error::NotAFile`], [`Error::File`]; what [`parse`](Self::parse) finds, with the path.
     ///
     /// # Cost
     /// Allocates as many bytes as the file has, and only if its header agrees with its length.
@@ -253,16 +253,12 @@ impl Profile {
             path: Some(path.to_path_buf()),
             fault,
         };
+        DirectFile::check_regular(path)?;
         let mut file = File::open(path).map_err(|source| Error::Open {
             path: path.to_path_buf(),
             source,
         })?;
         let metadata = file.metadata().map_err(read_failed)?;
-        if !metadata.is_file() {
-            return Err(Error::NotAFile {
-                path: path.to_path_buf(),
-            });
-        }
         let mut bytes = Vec::with_capacity(HEADER_BYTES);
         let header_bytes = HEADER_BYTES as u64;
         (&mut file)

@@ -19,6 +19,11 @@ pub enum Error {
         /// Its answer.
         source: io::Error,
     },
+    /// The path leads to a folder, a pipe or a device.
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+    },
     /// The file ends before a part that it must have.
     TooShort {
         /// Bytes needed so far.
@@ -180,6 +185,7 @@ impl fmt::Display for Error {
                 Some(path) => write!(f, "{action} {} failed: {source}", path.display()),
                 None => write!(f, "{action} failed: {source}"),
             },
+            Self::NotAFile { path } => write!(f, "{} is not a regular file", path.display()),
             Self::TooShort {
                 needed_bytes,
                 found_bytes,

@@ -7,6 +7,7 @@
 //! top-m lists descend. Cost: `parse` reads the file once for the checksum and once for the
 //! records, with 8 bytes an expert of memory; iteration allocates nothing.
 
+use std::fs;
 use std::path::Path;
 
 use crate::crc::Crc32c;
@@ -242,10 +243,11 @@ impl TraceFile {
     /// Reads and checks a file. Memory: its size. For a memory map use [`Trace::parse`].
     ///
     /// # Errors
-    /// [`Error::Io`], and what [`Trace::parse`] finds.
+    /// [`Error::Io`], [`Error::NotAFile`], and what [`Trace::parse`] finds.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
-        let bytes = std::fs::read(path).map_err(|source| Error::Io {
+        check_regular(path)?;
+        let bytes = fs::read(path).map_err(|source| Error::Io {
             path: Some(path.to_path_buf()),
             action: "reading",
             source,
@@ -261,6 +263,21 @@ impl TraceFile {
     #[must_use]
     pub fn trace(&self) -> Trace<'_> {
         Trace::split(&self.bytes).expect("`open` checked these bytes and nothing changes them")
+    }
+}
+
+/// Asked before opening, because opening a pipe waits for its other end.
+fn check_regular(path: &Path) -> Result<(), Error> {
+    let metadata = fs::metadata(path).map_err(|source| Error::Io {
+        path: Some(path.to_path_buf()),
+        action: "reading",
+        source,
+    })?;
+    match metadata.is_file() {
+        true => Ok(()),
+        false => Err(Error::NotAFile {
+            path: path.to_path_buf(),
+        }),
     }
 }
 

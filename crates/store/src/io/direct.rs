@@ -165,7 +165,7 @@ impl DirectFile {
     }
 
     /// Asked before opening, because opening a pipe waits for its other end.
-    fn check_regular(path: &Path) -> Result<()> {
+    pub(crate) fn check_regular(path: &Path) -> Result<()> {
         let metadata = fs::metadata(path).map_err(|source| Error::Open {
             path: path.to_owned(),
             source,

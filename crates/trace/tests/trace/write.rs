@@ -246,6 +246,8 @@ fn a_target_that_cannot_be_replaced_leaves_no_temporary_file() {
     assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1);
     let error = TraceFile::open(folder.path().join("b.motr")).expect_err("no file");
     assert!(error.to_string().contains("b.motr"), "{error}");
+    let error = TraceFile::open(folder.path()).expect_err("a folder");
+    assert!(matches!(error, Error::NotAFile { .. }), "{error}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -12,13 +12,21 @@ use thalweg_cache::{Bias, Moce, PolicyKind, RangeAvg};
 use thalweg_eval::HostConstants;
 use thalweg_eval::latency::{DecodeLoad, DecodeModel, DecodeParts};
 use thalweg_eval::plot::{Figure, Panel, Series};
-use thalweg_examples_common::{note, print_line};
+use thalweg_examples_common::{check_outputs, note, print_line, read_text, write_whole};
 
 use crate::input::Input;
-use crate::sweep::{progress, write_whole};
+use crate::sweep::progress;
 
 /// The floor that the original notes assume.
 const DEFAULT_FLOOR_MS: f64 = 12.0;
+
+/// What may be drawn.
+const PICTURES: [&str; 4] = [
+    "misses.svg",
+    "misses_by_map.svg",
+    "tokens_per_s.svg",
+    "hit_rate.svg",
+];
 
 /// Draw a sweep as SVG.
 ///
@@ -103,6 +111,7 @@ pub(crate) fn run(args: &PlotArgs) -> Result<()> {
     );
     fs::create_dir_all(&args.out)
         .with_context(|| format!("cannot create {}", args.out.display()))?;
+    check_paths(args)?;
 
     let by_policy = group(&of_slots, |l| {
         (l.map == "all").then(|| (l.policy.0.name().to_owned(), l.policy.0.is_offline()))
@@ -137,10 +146,23 @@ pub(crate) fn run(args: &PlotArgs) -> Result<()> {
     }
 }
 
+/// No picture may replace what it is drawn from.
+fn check_paths(args: &PlotArgs) -> Result<()> {
+    let pictures = PICTURES.map(|name| args.out.join(name));
+    let outputs = pictures.each_ref().map(|path| ("--out", path.as_path()));
+    // The last is drawn with a trace alone.
+    let outputs = &outputs[..PICTURES.len() - usize::from(args.trace.is_none())];
+    let inputs: Vec<(&str, &Path)> = [("--in", args.input.as_path())]
+        .into_iter()
+        .chain(args.trace.as_deref().map(|path| ("--trace", path)))
+        .chain(args.host.as_deref().map(|path| ("--host", path)))
+        .collect();
+    check_outputs(outputs, &inputs)
+}
+
 fn read(args: &PlotArgs) -> Result<Vec<Line>> {
     let path = args.input.display();
-    let text =
-        fs::read_to_string(&args.input).with_context(|| format!("cannot read the sweep {path}"))?;
+    let text = read_text(&args.input)?;
     let lines: Vec<Line> = (1..)
         .zip(text.lines())
         .map(|(number, line)| {

@@ -1,6 +1,5 @@
 //! `record`: runs a model over texts and writes what its routers chose.
 
-use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -8,9 +7,9 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde_json::json;
-use thalweg::{Observer, Routing, Text};
+use thalweg::{Gguf, Observer, Routing, Text};
 use thalweg_examples_common::{
-    CountBar, ModelArgs, Settings, StatsFormat, print_line, print_stats,
+    CountBar, ModelArgs, Settings, StatsFormat, check_outputs, print_line, print_stats, read_text,
 };
 use thalweg_runtime::{FingerprintDepth, ModelSpec, TraceLogits, TraceRecorder, fingerprint};
 
@@ -58,6 +57,7 @@ pub(crate) struct RecordArgs {
 pub(crate) fn run(args: &RecordArgs) -> Result<()> {
     let start = Instant::now();
     let file = args.model.file()?;
+    check_paths(args, &file)?;
     let name = file.path(0).and_then(Path::file_name).unwrap_or_default();
     let name = name.to_string_lossy().into_owned();
     let text = Text::from_file(&file)?;
@@ -108,6 +108,25 @@ pub(crate) fn run(args: &RecordArgs) -> Result<()> {
     }
 }
 
+/// The trace must not replace what it is made from.
+fn check_paths(args: &RecordArgs, file: &Gguf) -> Result<()> {
+    let shards = (0..file.n_shards()).filter_map(|shard| file.path(shard));
+    let more = [
+        ("--sidecar", &args.model.sidecar),
+        ("--profile", &args.model.profile),
+    ];
+    let more = more
+        .into_iter()
+        .filter_map(|(f, p)| Some((f, p.as_deref()?)));
+    let texts = args.text.iter().map(|path| ("--text", path.as_path()));
+    let inputs: Vec<(&str, &Path)> = shards
+        .map(|path| ("--model", path))
+        .chain(more)
+        .chain(texts)
+        .collect();
+    check_outputs(&[("--out", &args.out)], &inputs)
+}
+
 /// The recorder with a progress bar over all documents.
 struct Watch {
     recorder: TraceRecorder,
@@ -138,8 +157,7 @@ fn documents(args: &RecordArgs, text: &Text) -> Result<Vec<Document>> {
     let share = args.max_tokens.map(|n| n.div_ceil(args.text.len()));
     let mut documents = Vec::new();
     for path in &args.text {
-        let whole = fs::read_to_string(path)
-            .with_context(|| format!("cannot read the text {}", path.display()))?;
+        let whole = read_text(path)?;
         let domain = domains.iter().position(|d| *d == domain(path)).unwrap_or(0);
         let mut left = share.unwrap_or(usize::MAX);
         for part in split(&whole) {

@@ -1,17 +1,15 @@
 //! `sweep`: many simulations, one line each.
 
-use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 use thalweg_cache::sim::{self, KeepMap, RoutedReport, Score, Usage};
 use thalweg_cache::{AccessLog, Bias, Moce, PolicyKind, RangeAvg};
-use thalweg_examples_common::print_line;
+use thalweg_examples_common::{check_outputs, print_line, write_whole};
 
 use crate::input::Input;
 use crate::replay::{ScopeArg, TraceArgs, policy};
@@ -105,6 +103,7 @@ struct Job<'a> {
 
 /// Runs the simulations and writes their lines.
 pub(crate) fn run(args: &SweepArgs) -> Result<()> {
+    check_paths(args)?;
     let input = args.trace.open()?;
     let slots = match args.slots.is_empty() {
         true => vec![default_slots(&input)],
@@ -158,6 +157,21 @@ pub(crate) fn run(args: &SweepArgs) -> Result<()> {
         rows.len()
     ))?;
     Ok(())
+}
+
+/// What is written must not be what is read, or one file twice.
+fn check_paths(args: &SweepArgs) -> Result<()> {
+    let csv = args.csv.as_deref().map(|path| ("--csv", path));
+    let outputs: Vec<(&str, &Path)> = [("--out", args.out.as_path())]
+        .into_iter()
+        .chain(csv)
+        .collect();
+    let scores = args.scores_from.as_deref();
+    let inputs: Vec<(&str, &Path)> = [("--trace", args.trace.trace.as_path())]
+        .into_iter()
+        .chain(scores.map(|path| ("--scores-from", path)))
+        .collect();
+    check_outputs(&outputs, &inputs)
 }
 
 /// 113 of 512 slots, in proportion; never below a choice.
@@ -292,22 +306,6 @@ pub(crate) fn progress(n: usize) -> ProgressBar {
         bar.set_style(style);
     }
     bar
-}
-
-/// Writes a file so that it appears whole or not at all.
-pub(crate) fn write_whole(path: &Path, text: &str) -> Result<()> {
-    let what = || format!("cannot write {}", path.display());
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.tmp", std::process::id()));
-    let part = path.with_file_name(name);
-    let mut file = fs::File::create(&part).with_context(what)?;
-    let written = file.write_all(text.as_bytes());
-    let moved = written.and_then(|()| fs::rename(&part, path));
-    if moved.is_err() {
-        // Nothing to be done if it fails: the file is only left over.
-        let _ = fs::remove_file(&part);
-    }
-    moved.with_context(what)
 }
 
 /// The main figures of each line.

@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::json;
 use thalweg_cache::sim::{Synthetic, SyntheticConfig};
 use thalweg_cache::{KeySpace, Router, Weights};
-use thalweg_examples_common::print_line;
+use thalweg_examples_common::{check_outputs, print_line};
 use thalweg_runtime::TraceLogits;
 use thalweg_trace::{FileWriter, LayerChoice, RecordBuf, Shape};
 
@@ -68,6 +68,7 @@ pub(crate) struct SynthArgs {
 
 /// Writes the trace.
 pub(crate) fn run(args: &SynthArgs) -> Result<()> {
+    check_outputs(&[("--out", &args.out)], &[])?;
     let mut config = SyntheticConfig::default();
     config.skew = args.skew;
     config.spread = args.spread;

@@ -290,3 +290,90 @@ fn bad_input_is_named() {
     says(&[&logits[..], &["top:3"]].concat(), &["o.motr"]);
     assert!(!path.join("o.motr").exists());
 }
+
+/// A pipe that nobody writes to. A binary that opens it waits for ever.
+#[cfg(unix)]
+fn pipe(path: &Path) {
+    let made = Command::new("mkfifo").arg(path).status();
+    assert!(made.expect("mkfifo runs").success());
+}
+
+#[cfg(unix)]
+#[test]
+fn an_output_replaces_no_input_and_nothing_but_a_regular_file() {
+    let (_folder, path) = recorded("f16");
+    pipe(&path.join("pipe"));
+    std::os::unix::fs::symlink("en.a.txt", path.join("link")).expect("linked");
+    fs::create_dir(path.join("plots")).expect("made");
+    std::os::unix::fs::symlink("../t.motr", path.join("plots/misses.svg")).expect("linked");
+    let quick = ["--no-pruning", "--policies", "lru", "--lambdas", "0"];
+    let sweep = |more: &[&str]| {
+        let args = [&["sweep", "--trace", "t.motr"], &quick[..], more].concat();
+        fails(&args, &path)
+    };
+    let kept = |name: &str| {
+        fs::symlink_metadata(path.join(name))
+            .expect("there")
+            .file_type()
+    };
+    let before = [kept("pipe"), kept("link"), kept("plots/misses.svg")];
+    let trace = fs::read(path.join("t.motr")).expect("readable");
+
+    assert!(sweep(&["--out", "pipe"]).contains("--out pipe is a device, a pipe"));
+    assert!(sweep(&["--out", "link"]).contains("a symbolic link"));
+    assert!(sweep(&["--out", "s.jsonl", "--csv", "pipe"]).contains("--csv pipe"));
+    assert!(sweep(&["--out", "./t.motr"]).contains("also read, as --trace"));
+    assert!(sweep(&["--out", "x", "--csv", "./x"]).contains("are one file"));
+    let synth = ["synth", "--tokens", "4", "--layers", "2", "--out", "pipe"];
+    assert!(fails(&synth, &path).contains("--out pipe"));
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo.gguf");
+    let model = model.to_str().expect("UTF-8");
+    let record = |out: &str, text: &str| {
+        let args = ["record", "--model", model, "--text", text, "--out", out];
+        fails(&args, &path)
+    };
+    assert!(record("link", "code.a.txt").contains("a symbolic link"));
+    assert!(record("en.a.txt", "en.a.txt").contains("also read, as --text"));
+    let out = ["sweep", "--trace", "t.motr", "--out", "s.jsonl"];
+    ok(&[&out[..], &quick].concat(), &path);
+    let plot = ["plot", "--in", "s.jsonl", "--out", "plots"];
+    assert!(fails(&plot, &path).contains("misses.svg is a symbolic link"));
+
+    assert_eq!(
+        before,
+        [kept("pipe"), kept("link"), kept("plots/misses.svg")]
+    );
+    assert_eq!(fs::read(path.join("t.motr")).expect("readable"), trace);
+    assert!(!path.join("x").exists());
+}
+
+#[cfg(unix)]
+#[test]
+fn a_pipe_that_nobody_writes_to_is_refused_at_once() {
+    let (_folder, path) = recorded("none");
+    pipe(&path.join("pipe"));
+    let refused = |args: &[&str]| {
+        let run = Command::new("timeout")
+            .args(["30", env!("CARGO_BIN_EXE_cache-sim")])
+            .args(args)
+            .current_dir(&path)
+            .output();
+        let output = run.expect("timeout runs");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {errors}");
+        assert!(
+            errors.contains("pipe") && errors.contains("not a regular file"),
+            "{errors}"
+        );
+    };
+    let replay = ["replay", "--slots", "12", "--trace"];
+    refused(&[&replay[..], &["pipe"]].concat());
+    refused(&[&replay[..], &["t.motr", "--profile", "pipe"]].concat());
+    refused(&["choose", "--trace", "t.motr", "--host", "pipe"]);
+    refused(&["plot", "--in", "pipe", "--out", "plots"]);
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo.gguf");
+    let model = model.to_str().expect("UTF-8");
+    refused(&[
+        "record", "--model", model, "--text", "pipe", "--out", "o.motr",
+    ]);
+}

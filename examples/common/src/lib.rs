@@ -3,6 +3,7 @@
 
 mod args;
 mod live;
+mod output;
 mod progress;
 mod stats;
 
@@ -13,6 +14,7 @@ use anyhow::Result;
 
 pub use args::{ModelArgs, Switch};
 pub use live::Live;
+pub use output::{check_outputs, read_file, read_text, write_whole};
 pub use progress::CountBar;
 pub use stats::{PerToken, Settings, StatsFormat, or_na, print_stats, stats_json};
 

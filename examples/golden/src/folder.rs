@@ -1,10 +1,10 @@
 //! The folder of goldens: manifest and logits.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
+use thalweg_examples_common::read_file;
 
 /// Routes are stored for so many tokens, or all of a shorter prompt.
 const ROUTED_TOKENS: usize = 32;
@@ -45,7 +45,7 @@ impl Folder {
     /// Reads the manifest.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let file = path.join("manifest.json");
-        let text = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        let text = read_file(&file)?;
         let manifest: Manifest = serde_json::from_slice(&text)
             .with_context(|| format!("cannot understand {}", file.display()))?;
         manifest.prompts.iter().try_for_each(check)?;
@@ -58,7 +58,7 @@ impl Folder {
     /// Stored logits of a prompt, `[n_positions, n_vocab]`.
     pub(crate) fn logits(&self, prompt: &Prompt) -> Result<Vec<f32>> {
         let file = self.path.join(&prompt.logits_file);
-        let bytes = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        let bytes = read_file(&file)?;
         let expected = prompt.logits_positions.len() * prompt.n_vocab * size_of::<f32>();
         ensure!(
             bytes.len() == expected,

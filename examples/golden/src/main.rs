@@ -85,7 +85,7 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<bool> {
-    if args.dir.join(rows::TOKENS).is_file() {
+    if args.dir.join(rows::TOKENS).exists() {
         return run_rows(args);
     }
     let folder = Folder::open(&args.dir)?;

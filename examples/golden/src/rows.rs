@@ -4,12 +4,12 @@
 //! `[n_layer, n_tokens, streams, n_embd]`, the residual after each layer; both little-endian f32
 //! in C order.
 
-use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 use thalweg::{Engine, Observer, Session};
+use thalweg_examples_common::{read_file, read_text};
 
 use crate::judge::worse;
 
@@ -50,8 +50,7 @@ impl Rows {
     /// Reads the folder.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let file = path.join(TOKENS);
-        let text =
-            fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        let text = read_text(&file)?;
         let tokens = text
             .split_whitespace()
             .map(str::parse)
@@ -137,7 +136,7 @@ impl Observer for Compare<'_> {
 
 /// Values of a `.npy` file of little-endian f32 in C order (NumPy's format, version 1).
 fn npy(path: &Path) -> Result<Vec<f32>> {
-    let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let bytes = read_file(path)?;
     let name = path.display();
     let Some(rest) = bytes.strip_prefix(b"\x93NUMPY\x01\x00") else {
         bail!("{name} is not a .npy file of version 1");

@@ -89,3 +89,19 @@ fn a_folder_without_goldens_is_an_error() {
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(text.contains("manifest.json"), "{text}");
 }
+
+#[cfg(unix)]
+#[test]
+fn a_pipe_in_the_folder_is_refused_rather_than_waited_for() {
+    for name in ["manifest.json", "tokens.txt"] {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join(name);
+        assert!(Command::new("mkfifo").arg(pipe).status().unwrap().success());
+        let mut command = Command::new("timeout");
+        command.args(["30", env!("CARGO_BIN_EXE_golden")]);
+        let output = command.arg(folder.path()).output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(text.contains(name) && text.contains("regular"), "{text}");
+    }
+}

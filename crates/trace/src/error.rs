@@ -24,6 +24,11 @@ pub enum Error {
         /// The path.
         path: PathBuf,
     },
+    /// Another process writes this file.
+    Busy {
+        /// The file.
+        path: PathBuf,
+    },
     /// The file ends before a part that it must have.
     TooShort {
         /// Bytes needed so far.
@@ -185,6 +190,7 @@ impl fmt::Display for Error {
                 Some(path) => write!(f, "{action} {} failed: {source}", path.display()),
                 None => write!(f, "{action} failed: {source}"),
             },
+            Self::Busy { path } => write!(f, "another process is writing {}", path.display()),
             Self::NotAFile { path } => write!(f, "{} is not a regular file", path.display()),
             Self::TooShort {
                 needed_bytes,

@@ -8,6 +8,7 @@ mod half;
 mod header;
 mod read;
 mod record;
+mod temp;
 mod write;
 
 pub use csv::{CSV_HEADER, export_csv, import_csv};

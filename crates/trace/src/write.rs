@@ -3,17 +3,18 @@
 //! Owns the order of the parts and the checksum. The format names counts and documents before the
 //! records, so `Writer` must be told them, while `FileWriter` spools the records beside its target
 //! and puts the file together at the end. Invariants: 1. the target path is untouched until the
-//! whole file is on disk, then replaced in one step; 2. temporary files vanish with the writer.
+//! whole file is on disk, then replaced in one step; 2. temporary files vanish with the writer, and
+//! those of a killed process with the next one.
 //! Cost: `Writer` writes each byte once, `FileWriter` twice.
 
-use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use crate::crc::Crc32c;
 use crate::header::TRAILER_MAGIC;
 use crate::read::check_documents;
+use crate::temp::TempPath;
 use crate::{Document, Error, Header, RecordBuf, Shape};
 
 /// Bytes moved at a time from the spool to the file.
@@ -172,13 +173,15 @@ impl<W: Write> Writer<W> {
 
 /// Records a trace to a path, without knowing beforehand how long it will be.
 ///
-/// Two temporary files lie beside the target meanwhile. Dropped without [`finish`](Self::finish),
-/// it leaves nothing.
+/// Two temporary files lie beside the target meanwhile, `.NAME.records.partial` and, at the end,
+/// `.NAME.partial`. Dropped without [`finish`](Self::finish), it leaves nothing; a process that is
+/// killed leaves them, and the next recording to the same target takes them over.
 #[derive(Debug)]
 pub struct FileWriter {
     target: PathBuf,
-    spool: BufWriter<File>,
+    // Before the handle, so that its name goes while it is still locked.
     spool_path: TempPath,
+    spool: BufWriter<File>,
     shape: Shape,
     fingerprint: [u8; 32],
     documents: Vec<Document>,
@@ -191,7 +194,8 @@ impl FileWriter {
     /// there now stays until then.
     ///
     /// # Errors
-    /// What [`Shape::check`] finds; [`Error::Io`].
+    /// What [`Shape::check`] finds; [`Error::Io`]; [`Error::Busy`] while another process records to
+    /// the same target.
     pub fn create(
         target: impl Into<PathBuf>,
         shape: &Shape,
@@ -199,11 +203,11 @@ impl FileWriter {
     ) -> Result<Self, Error> {
         shape.check()?;
         let target = target.into();
-        let (spool, spool_path) = TempPath::create(&target, "records")?;
+        let (spool, spool_path) = TempPath::create(&target, ".records.partial")?;
         Ok(Self {
             target,
-            spool: BufWriter::new(spool),
             spool_path,
+            spool: BufWriter::new(spool),
             shape: *shape,
             fingerprint,
             documents: Vec::new(),
@@ -252,7 +256,8 @@ impl FileWriter {
     /// A document that was cut short counts as all prompt.
     ///
     /// # Errors
-    /// [`Error::Io`]; the target is as it was then, and the temporary files are gone.
+    /// [`Error::Io`], [`Error::Busy`]; the target is as it was then, and the temporary files are
+    /// gone.
     pub fn finish(mut self) -> Result<u64, Error> {
         self.drop_empty_document();
         self.clamp_prompts();
@@ -274,7 +279,7 @@ impl FileWriter {
         spool
             .seek(SeekFrom::Start(0))
             .map_err(|e| self.spool_path.error("reading", e))?;
-        let (file, mut path) = TempPath::create(&self.target, "whole")?;
+        let (file, mut path) = TempPath::create(&self.target, ".partial")?;
         let out = BufWriter::new(file);
         let mut writer = Writer::new(out, &header, &self.documents, &self.provenance)?;
         writer.copy_records(&mut spool, self.n_tokens, &self.spool_path)?;
@@ -305,57 +310,6 @@ impl FileWriter {
             let len = u32::try_from(end - document.first_token).unwrap_or(u32::MAX);
             document.n_prompt_tokens = document.n_prompt_tokens.min(len);
             end = document.first_token;
-        }
-    }
-}
-
-/// A file that is removed unless it is renamed.
-#[derive(Debug)]
-struct TempPath {
-    path: PathBuf,
-    renamed: bool,
-}
-
-impl TempPath {
-    /// Creates `<target>.<process id>.<part>.tmp`.
-    fn create(target: &Path, part: &str) -> Result<(File, Self), Error> {
-        let mut name = target.file_name().map(OsString::from).unwrap_or_default();
-        name.push(format!(".{}.{part}.tmp", std::process::id()));
-        let path = target.with_file_name(name);
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .open(&path)
-            .map_err(|source| Error::Io {
-                path: Some(path.clone()),
-                action: "creating",
-                source,
-            })?;
-        let renamed = false;
-        Ok((file, Self { path, renamed }))
-    }
-
-    fn rename_to(&mut self, target: &Path) -> Result<(), Error> {
-        fs::rename(&self.path, target).map_err(|e| self.error("renaming", e))?;
-        self.renamed = true;
-        Ok(())
-    }
-
-    fn error(&self, action: &'static str, source: io::Error) -> Error {
-        Error::Io {
-            path: Some(self.path.clone()),
-            action,
-            source,
-        }
-    }
-}
-
-impl Drop for TempPath {
-    fn drop(&mut self) {
-        if !self.renamed {
-            // Nothing to be done if it fails: the file is only left over.
-            let _ = fs::remove_file(&self.path);
         }
     }
 }

@@ -21,6 +21,9 @@ const SEPARATOR: &str = "<|endoftext|>";
 /// Each document is a sequence of its own, taken in as a prompt; what is longer than the context is
 /// cut. The trace is the same for every budget, chunk and policy. Markers such as <|im_start|> in
 /// the texts are parsed, so use trusted texts.
+///
+/// OUT is replaced when the new trace is complete, and never before. A run that is killed leaves
+/// `.OUT.records.partial` or `.OUT.partial`, which the next one to the same OUT takes over.
 #[derive(Debug, Args)]
 pub(crate) struct RecordArgs {
     #[command(flatten)]

@@ -19,6 +19,9 @@ use crate::sweep::progress;
 /// An expert's logit is what it always has (its popularity, by --skew) plus what drifts from token
 /// to token (by --spread and --persistence). It shows how a cache behaves under so much skew and so
 /// much correlation, not what a real model asks for.
+///
+/// OUT is replaced when the new trace is complete, and never before. A run that is killed leaves
+/// `.OUT.records.partial` or `.OUT.partial`, which the next one to the same OUT takes over.
 #[derive(Debug, Args)]
 pub(crate) struct SynthArgs {
     /// Layers

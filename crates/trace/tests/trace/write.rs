@@ -251,6 +251,41 @@ fn a_target_that_cannot_be_replaced_leaves_no_temporary_file() {
 }
 
 #[test]
+fn what_a_killed_recording_left_is_taken_over_and_a_running_one_is_not() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let target = folder.path().join("a.motr");
+    let left = folder.path().join(".a.motr.records.partial");
+    fs::write(&left, vec![7; 4096]).expect("written");
+    fs::write(folder.path().join(".a.motr.partial"), "more").expect("written");
+    let record = || -> Result<u64, Error> {
+        let mut writer = FileWriter::create(&target, &tiny_shape(), [0; 32])?;
+        let mut record = RecordBuf::new(&tiny_shape())?;
+        tiny_record(&mut record, 0);
+        writer.push(&record)?;
+        writer.finish()
+    };
+    record().expect("taken over");
+    assert_eq!(
+        TraceFile::open(&target).expect("valid").trace().n_tokens(),
+        1
+    );
+    assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1);
+    let running = FileWriter::create(&target, &tiny_shape(), [0; 32]).expect("made");
+    let error = record().expect_err("another one is under way");
+    assert!(matches!(error, Error::Busy { .. }), "{error}");
+    drop(running);
+    record().expect("free again");
+    // A link under the temporary name is not followed.
+    #[cfg(unix)]
+    {
+        std::os::unix::fs::symlink(&target, &left).expect("linked");
+        let error = record().expect_err("a link is in the way");
+        assert!(matches!(error, Error::NotAFile { .. }), "{error}");
+        TraceFile::open(&target).expect("as it was");
+    }
+}
+
+#[test]
 fn empty_documents_leave_no_entry_and_short_ones_are_all_prompt() {
     let folder = tempfile::tempdir().expect("a folder");
     let target = folder.path().join("a.motr");

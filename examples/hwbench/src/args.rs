@@ -19,6 +19,10 @@ use thalweg_store::probe::MAX_THREADS;
 /// With --reader the same blocks go through the backends that a model's experts are read with, so
 /// that what a run reaches can be compared with what its backend can do on this drive.
 ///
+/// The file is removed at the end, also after an error. A run that is killed leaves it: while writing
+/// as DIR/thalweg-probe.part, which the next run takes over, later as DIR/thalweg-probe-SIZE.bin,
+/// which the next run of that size reads, says so, and removes.
+///
 /// For figures that count, let the file have 12 GiB or 1.5 times the memory, and --seconds 60.
 ///
 /// Examples:

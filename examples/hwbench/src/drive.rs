@@ -5,6 +5,7 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use thalweg_examples_common::note;
 use thalweg_store::io::{self, ReaderKind};
 use thalweg_store::probe::{
     DeviceCounter, RandomFile, Row, Slice, SlicePlanner, counters_for, measure as measure_row,
@@ -39,7 +40,7 @@ pub(crate) fn measure(
     );
     let setup = Setup::new(args, size_bytes)?;
     if size_bytes < LARGE_BYTES {
-        eprintln!("note: a drive's own memory may serve much of a file below 12 GiB");
+        note("note: a drive's own memory may serve much of a file below 12 GiB");
     }
 
     let bar = crate::bar(
@@ -52,10 +53,10 @@ pub(crate) fn measure(
     })?;
     bar.finish_and_clear();
     if file.removed_leftover() {
-        eprintln!("note: the unfinished file of an interrupted run was removed");
+        note("note: the unfinished file of an interrupted run was removed");
     }
     if file.is_reused() {
-        eprintln!("note: the file was there already, so its bytes were read in an earlier run");
+        note("note: the file was there already, so its bytes were read in an earlier run");
     }
     set("drive_file", describe(&file));
 
@@ -76,7 +77,7 @@ fn rows(
 ) -> Result<Curve> {
     let file = DirectFile::open(random.path())?;
     if file.mode() == ReadMode::Buffered {
-        eprintln!("warning: direct reads do not work in this folder; rows may come from memory");
+        note("warning: direct reads do not work in this folder; rows may come from memory");
     }
     set("drive_reads", file.mode().to_string());
     let device = DeviceCounter::new(file.path()).and_then(|d| d.device_name());
@@ -84,7 +85,7 @@ fn rows(
 
     let mut counters = counters_for(file.path());
     if counters.is_empty() {
-        eprintln!("warning: the system counts no reads here; every row is marked cached");
+        note("warning: the system counts no reads here; every row is marked cached");
     }
     let mut plan = Plan {
         slices: SlicePlanner::new(file.len_bytes()),
@@ -110,7 +111,9 @@ fn rows(
     let n_cached = rows.iter().filter(|row| row.is_cached()).count();
     if n_cached > 0 && !counters.is_empty() {
         let n_rows = rows.len();
-        eprintln!("warning: {n_cached} of {n_rows} rows disagree with the system's count of reads");
+        note(&format!(
+            "warning: {n_cached} of {n_rows} rows disagree with the system's count of reads"
+        ));
     }
     let again: Vec<_> = (0..rows.len())
         .filter(|i| !rows[*i].fresh)
@@ -126,7 +129,7 @@ fn rows(
         set("drive_counted_by", sources.join(", "));
     }
     if args.reader.len() > 1 {
-        eprintln!("note: the latency model joins rows of all readers; give it a file of one");
+        note("note: the latency model joins rows of all readers; give it a file of one");
     }
     Ok(Curve {
         rows,
@@ -193,7 +196,7 @@ fn ways(args: &Args, blocks: &[NonZeroUsize]) -> Result<Vec<Way>> {
         }
     }
     if args.reader.contains(&ReaderKind::Pread) && args.threads[..] != one {
-        eprintln!("note: pread has one read under way, so it has one row a block");
+        note("note: pread has one read under way, so it has one row a block");
     }
     Ok(ways)
 }
@@ -210,7 +213,9 @@ impl Plan<'_> {
             Err(e @ Error::UsedUp { .. }) => {
                 self.slices.start_over();
                 let slice = self.slices.take(block_bytes, len_bytes)?;
-                eprintln!("note: {e}; bytes are read again from here on, and marked so");
+                note(&format!(
+                    "note: {e}; bytes are read again from here on, and marked so"
+                ));
                 // Where pages cannot be dropped, the counters tell what came from memory.
                 let _ = self.file.evict();
                 Ok(slice)

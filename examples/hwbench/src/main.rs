@@ -12,17 +12,12 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use thalweg_eval::HostConstants;
+use thalweg_examples_common::{note, print_line, report};
 
 use args::{Args, Part};
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            eprintln!("error: {e:#}");
-            ExitCode::FAILURE
-        }
-    }
+    report(run(&Args::parse()).map(|()| true))
 }
 
 fn run(args: &Args) -> Result<()> {
@@ -47,13 +42,13 @@ fn run(args: &Args) -> Result<()> {
         let run = gemm::measure(args.seconds, &mut set);
         host.gemm = run.constants();
         if host.gemm.is_none() {
-            eprintln!("note: a run of less than two seconds has no sag; gemm is left out");
+            note("note: a run of less than two seconds has no sag; gemm is left out");
         }
         products = Some(run);
     }
 
     if args.json {
-        print!("{}", host.to_json()?);
+        print_line(host.to_json()?.trim_end())?;
     } else {
         report::print(&host, curve.as_ref(), products.as_ref())?;
     }

@@ -180,3 +180,34 @@ fn matrix_products_need_no_folder() {
     assert!(gemm.flops_per_s > 1e6);
     assert_eq!(host.facts["command"], "hwbench gemm --seconds 2.5");
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn what_cannot_be_printed_is_reported_without_a_panic() {
+    let full = || fs::File::options().write(true).open("/dev/full");
+    let run = |args: &[&str], stderr_too: bool| {
+        let folder = folder();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hwbench"));
+        command.args(["drive", "--size", "8MiB", "--seconds", "0.5", "--dir"]);
+        command
+            .arg(folder.path())
+            .args(["--threads", "1"])
+            .args(args);
+        command.stdout(full().expect("there"));
+        if stderr_too {
+            command.stderr(full().expect("there"));
+        }
+        command.output().expect("starts")
+    };
+    for args in [&["--json"][..], &[]] {
+        let output = run(args, false);
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        assert!(
+            error.contains("error: ") && !error.contains("panicked"),
+            "{error}"
+        );
+    }
+    // A panic would end with 101.
+    assert_eq!(run(&["--json"], true).status.code(), Some(1));
+}

@@ -5,11 +5,12 @@
 mod json;
 
 use std::collections::BTreeMap;
-use std::io::{self, BufWriter, ErrorKind, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
+use thalweg_examples_common::report;
 use thalweg_gguf::{Array, Gguf, TensorType, Value};
 
 /// Show what a GGUF file holds: metadata, tensors, totals by type.
@@ -44,15 +45,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        // `inspect model.gguf | head` is no failure.
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    report(run(&Args::parse()).map(|()| true))
 }
 
 fn run(args: &Args) -> anyhow::Result<()> {
@@ -66,12 +59,6 @@ fn run(args: &Args) -> anyhow::Result<()> {
         print(&model, args, &mut out)?;
     }
     Ok(out.flush()?)
-}
-
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error
-        .downcast_ref::<io::Error>()
-        .is_some_and(|e| e.kind() == ErrorKind::BrokenPipe)
 }
 
 /// Tensors, elements and bytes of each type.

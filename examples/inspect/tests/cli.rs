@@ -149,3 +149,12 @@ fn reader_that_leaves_early_is_no_failure() {
         assert!(output.stderr.is_empty(), "{}", text(&output.stderr));
     }
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_standard_error_is_no_panic() {
+    let full = std::fs::File::options().write(true).open("/dev/full");
+    let mut command = inspect();
+    command.arg("no-such.gguf").stderr(full.unwrap());
+    assert_eq!(command.output().unwrap().status.code(), Some(1));
+}

@@ -42,6 +42,18 @@ pub fn print_line(line: &str) -> Result<()> {
     Ok(())
 }
 
+/// Writes a line whose reader may have had enough (`| head -1`): that is no error, and the binary
+/// goes on, since its exit code says what it found.
+///
+/// # Errors
+/// When it cannot be written for another reason.
+pub fn print_if_read(line: &str) -> Result<()> {
+    match print_line(line) {
+        Err(e) if is_broken_pipe(&e) => Ok(()),
+        other => other,
+    }
+}
+
 /// A line for a person on standard error; lost where that is closed or full.
 pub fn note(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");

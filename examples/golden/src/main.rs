@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
 use thalweg::Activations;
-use thalweg_examples_common::{ModelArgs, print_line, report};
+use thalweg_examples_common::{ModelArgs, print_if_read, report};
 
 use crate::fast::{Distance, distance};
 use crate::folder::Folder;
@@ -107,7 +107,7 @@ fn run(args: &Args) -> Result<bool> {
             .with_context(|| format!("prompt {:?}", prompt.name))?;
         let is_within = within(args, &verdict);
         passed &= is_within;
-        print_line(&verdict.json(&prompt.name, is_within).to_string())?;
+        print_if_read(&verdict.json(&prompt.name, is_within).to_string())?;
     }
     Ok(passed)
 }
@@ -131,9 +131,9 @@ fn run_fast(args: &Args, folder: &Folder, n_ctx: usize) -> Result<bool> {
         let found = distance(reference, (&mut engine, &mut session), &prompt.tokens)
             .with_context(|| format!("prompt {:?}", prompt.name))?;
         all.add(&found);
-        print_line(&found.json(&prompt.name, None).to_string())?;
+        print_if_read(&found.json(&prompt.name, None).to_string())?;
     }
-    print_line(&all.json("(all)", Some(passes(&all))).to_string())?;
+    print_if_read(&all.json("(all)", Some(passes(&all))).to_string())?;
     Ok(passes(&all))
 }
 
@@ -146,7 +146,7 @@ fn run_rows(args: &Args) -> Result<bool> {
     let passed = verdict.max_abs <= args.tol
         && verdict.mean_abs <= args.mean_tol
         && verdict.max_residual <= args.residual_tol;
-    print_line(&verdict.json(passed).to_string())?;
+    print_if_read(&verdict.json(passed).to_string())?;
     Ok(passed)
 }
 

@@ -1,7 +1,7 @@
 //! The embedded model against the goldens of an independent implementation, through the binary.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -80,6 +80,22 @@ fn a_tight_tolerance_fails_and_says_which_prompt() {
     );
     assert_eq!(output.status.code(), Some(1));
     assert!(lines(&output).iter().all(|l| l["passed"] == false));
+}
+
+#[cfg(unix)]
+#[test]
+fn the_exit_code_is_the_check_s_whoever_reads_the_lines() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_golden"));
+    command
+        .arg("--model")
+        .arg(root().join("models/demo.gguf"))
+        .args(["--tol", "1e-9"])
+        .arg(root().join("crates/testkit/goldens/demo"))
+        .stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    // A reader that has had enough before the first line.
+    drop(child.stdout.take());
+    assert_eq!(child.wait().unwrap().code(), Some(1));
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Parser;
 use thalweg_eval::HostConstants;
-use thalweg_examples_common::{print_line, report};
+use thalweg_examples_common::{print_if_read, report};
 use thalweg_gguf::Gguf;
 use thalweg_runtime::{
     Backend, CpuBackend, CpuOptions, EngineOptions, Error, MemoryPlan, ModelSpec, Profile,
@@ -69,7 +69,7 @@ fn run(args: &Args) -> Result<bool> {
         true => page.json(args).to_string(),
         false => page.text(args),
     };
-    print_line(&text)?;
+    print_if_read(&text)?;
     Ok(page.planned.is_ok())
 }
 

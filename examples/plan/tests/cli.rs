@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
 use thalweg_gguf::Gguf;
@@ -159,4 +159,16 @@ fn a_file_that_is_cut_short_is_refused() {
     let output = here.run(&[]);
     assert_eq!(output.status.code(), Some(1));
     assert!(output.stdout.is_empty());
+}
+
+#[cfg(unix)]
+#[test]
+fn the_exit_code_says_whether_it_fits_whoever_reads_the_page() {
+    let here = Fixture::new();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_plan"));
+    command.arg(here.path("m.gguf"));
+    command.args(["--ctx", "256", "--budget", "1MiB"]);
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    assert_eq!(child.wait().unwrap().code(), Some(1));
 }

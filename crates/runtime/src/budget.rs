@@ -125,16 +125,8 @@ pub(crate) fn plan(needs: &Needs<'_>, wishes: Wishes) -> Result<MemoryPlan> {
     let least: Vec<usize> = (0..n_layer).map(slots_at_least).collect();
     let lacks_slots = |slots: &[usize]| (0..n_layer).any(|l| slots[l] < expert_count(l));
     let transit_bytes = |n: usize| (needs.layout.max_slot_bytes() as u64).saturating_mul(n as u64);
-    if wishes.transit_slots == Some(0) && wishes.slots_per_layer.is_some() && lacks_slots(&least) {
-        let expected = "at least 1 where a layer has fewer slots than experts".to_owned();
-        return Err(Error::Option {
-            option: "transit slots",
-            expected,
-            found: "0".to_owned(),
-        });
-    }
     let min_transit = match lacks_slots(&least) {
-        true => wishes.transit_slots.unwrap_or(MIN_TRANSIT).max(1),
+        true => wishes.transit_slots.unwrap_or(MIN_TRANSIT),
         false => 0,
     };
     let min_arena_bytes = needs.layout.bytes_for(&least) + transit_bytes(min_transit);
@@ -199,6 +191,14 @@ pub(crate) fn plan(needs: &Needs<'_>, wishes: Wishes) -> Result<MemoryPlan> {
     };
     // Where every expert has a slot nothing is ever in transit.
     let all = slots_for(min_transit);
+    if wishes.transit_slots == Some(0) && lacks_slots(&all) {
+        let expected = "at least 1 where a layer has fewer slots than experts".to_owned();
+        return Err(Error::Option {
+            option: "transit slots",
+            expected,
+            found: "0".to_owned(),
+        });
+    }
     let (slots, transit) = match min_transit == 0 || !lacks_slots(&all) {
         true => (all, 0),
         false => (slots_for(transit), transit),
@@ -219,8 +219,8 @@ pub(crate) fn plan(needs: &Needs<'_>, wishes: Wishes) -> Result<MemoryPlan> {
     })
 }
 
-/// Reads a size: a number of bytes, or a number with KiB, MiB, GiB (powers of 1024) or kB, MB, GB
-/// (powers of 1000), with or without a space.
+/// Reads a size: a number of bytes, or a number with KiB, MiB, GiB and so on to EiB (powers of
+/// 1024) or kB, MB, GB and so on to EB (powers of 1000), with or without a space.
 ///
 /// # Errors
 /// [`Error::Size`] for anything else.
@@ -239,10 +239,14 @@ pub fn parse_bytes(text: &str) -> Result<u64> {
         "mib" => 1 << 20,
         "gib" => 1 << 30,
         "tib" => 1 << 40,
+        "pib" => 1 << 50,
+        "eib" => 1 << 60,
         "kb" => 1_000,
         "mb" => 1_000_000,
         "gb" => 1_000_000_000,
         "tb" => 1_000_000_000_000,
+        "pb" => 1_000_000_000_000_000,
+        "eb" => 1_000_000_000_000_000_000,
         _ => return Err(error()),
     };
     let number = number.trim();
@@ -254,5 +258,29 @@ pub fn parse_bytes(text: &str) -> Result<u64> {
     match bytes.is_finite() && bytes >= 0.0 && bytes < u64::MAX as f64 {
         true => Ok(bytes as u64),
         false => Err(error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_units_up_to_what_64_bits_hold() {
+        for (text, bytes) in [
+            ("7", 7),
+            ("24 MiB", 24 << 20),
+            ("1.5kB", 1500),
+            ("2PiB", 2 << 50),
+            ("3 pb", 3_000_000_000_000_000),
+            ("15EiB", 15 << 60),
+            ("0.5EB", 500_000_000_000_000_000),
+        ] {
+            assert_eq!(parse_bytes(text).ok(), Some(bytes), "{text}");
+        }
+        for text in ["", "-1", "16EiB", "1e999", "nan", "8ZiB", "GiB"] {
+            let error = parse_bytes(text).expect_err(text).to_string();
+            assert!(error.contains("EiB"), "{error}");
+        }
     }
 }

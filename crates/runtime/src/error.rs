@@ -11,8 +11,9 @@ pub enum Error {
     #[error(
         "the model needs at least {needed_bytes} bytes but the budget is {budget_bytes}: dense \
          weights {dense_bytes}, sequence state {state_bytes} ({n_ctx} tokens), intermediates \
-         {workspace_bytes} (chunk of {chunk_tokens}), threads and row buffers {other_bytes}, \
-         {min_slots} expert slots in each layer {min_arena_bytes}; raise the budget, or lower the context or the chunk"
+         {workspace_bytes} (chunk of {chunk_tokens}), threads, buffers of reads and of rows {other_bytes}, \
+         {min_slots} expert slots in each layer and those in transit {min_arena_bytes}; raise the \
+         budget, or lower what was asked for: ctx, chunk, threads, reads, slots, transit"
     )]
     Budget {
         /// The budget.
@@ -29,15 +30,17 @@ pub enum Error {
         workspace_bytes: u64,
         /// The chunk.
         chunk_tokens: usize,
-        /// Threads beyond the first, and the buffers of table rows.
+        /// Threads beyond the first, and the buffers of reads and of table rows.
         other_bytes: u64,
-        /// Smallest arena.
+        /// Smallest arena, with its slots in transit.
         min_arena_bytes: u64,
         /// Slots in each layer of the smallest arena.
         min_slots: usize,
     },
     /// A size in text could not be read.
-    #[error("cannot read {text:?} as a size in bytes (examples: 25165824, 24MiB, 3.4GB, 8GiB)")]
+    #[error(
+        "cannot read {text:?} as a size in bytes (examples: 25165824, 24MiB, 3.4GB, 8GiB; units go up to EB and EiB, values to 64 bits)"
+    )]
     Size {
         /// The text.
         text: String,

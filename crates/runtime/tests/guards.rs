@@ -115,6 +115,26 @@ fn no_reads_under_way_and_no_transit_slots_are_refused_by_name() {
     );
 }
 
+#[test]
+fn no_transit_slots_are_refused_as_well_where_the_budget_chooses_the_slots() {
+    let (_dir, path, shape) = small();
+    let by_budget = |arena_bytes| EngineOptions {
+        slots_per_layer: None,
+        transit_slots: Some(0),
+        arena_bytes,
+        ..options()
+    };
+    // Every expert has a slot, so that nothing is ever in transit.
+    let engine = Engine::open(&path, cpu(1), by_budget(None)).unwrap();
+    assert_eq!(engine.plan().transit_slots, 0);
+    assert!(engine.plan().slots.iter().all(|n| *n == shape.n_expert));
+    let error = Engine::open(&path, cpu(1), by_budget(Some(0))).unwrap_err();
+    assert!(
+        error.to_string().starts_with("transit slots must be"),
+        "{error}"
+    );
+}
+
 /// Locks the whole test process, which the other tests do not notice.
 #[cfg(target_os = "linux")]
 #[test]

@@ -1,18 +1,21 @@
 //! The live view: what a run does, on one screen that is drawn again and again.
 //!
 //! Owns the few lines and their drawing on standard error; not the figures. Where standard error is
-//! no terminal, only the last state is drawn, once. Memory: the last counters and the reply's tail.
+//! no terminal, or one that cannot go back (`TERM=dumb`), only the last state is drawn, once. Memory: the last counters and the reply's tail.
 
 use std::collections::VecDeque;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
+use console::Term;
 use thalweg::{LayerStats, Stats};
 
 use crate::or_na;
 
 /// Tokens that the figures are of.
 const WINDOW: usize = 32;
+/// Lines of figures, above the reply.
+const FIGURE_LINES: usize = 3;
 /// Lines of the reply that are shown.
 const TEXT_LINES: usize = 6;
 const REDRAW_EVERY: Duration = Duration::from_millis(100);
@@ -23,7 +26,8 @@ const HEAT: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█']
 #[derive(Debug)]
 pub struct Live {
     width: usize,
-    is_terminal: bool,
+    /// Whether lines can be drawn again in place.
+    redraws: bool,
     drawn: Option<Instant>,
     n_lines: usize,
     /// Counters of the last tokens, oldest first.
@@ -36,11 +40,10 @@ pub struct Live {
 impl Live {
     /// A view of a reply of up to `max_tokens` tokens.
     pub fn new(max_tokens: usize) -> Self {
-        let columns = std::env::var("COLUMNS").ok();
-        let columns = columns.and_then(|c| c.parse().ok());
+        let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         Self {
-            width: columns.unwrap_or(80).clamp(40, 200),
-            is_terminal: std::io::stderr().is_terminal(),
+            width: current_width(),
+            redraws: std::io::stderr().is_terminal() && !is_dumb,
             drawn: None,
             n_lines: 0,
             history: VecDeque::new(),
@@ -63,30 +66,46 @@ impl Live {
         }
         self.history.push_back((*stats, layers.to_vec()));
         let is_due = self.drawn.is_none_or(|at| at.elapsed() >= REDRAW_EVERY);
-        if self.is_terminal && is_due {
-            self.draw();
+        if self.redraws && is_due {
+            self.width = current_width();
+            self.draw(true);
         }
     }
 
-    /// Draws the last state, which stays.
+    /// Draws the last state, which stays. The reply is left out where it is about to be written to
+    /// the same screen: both standard output and standard error are terminals.
     pub fn finish(&mut self) {
-        self.draw();
+        let on_one_screen = std::io::stderr().is_terminal() && std::io::stdout().is_terminal();
+        self.draw(!on_one_screen);
     }
 
-    fn draw(&mut self) {
-        let lines = self.frame();
+    fn draw(&mut self, with_reply: bool) {
+        let screen = self.screen(with_reply);
+        self.drawn = Some(Instant::now());
+        // Where standard error is closed or full, nobody looks.
+        let _ = std::io::stderr().write_all(screen.as_bytes());
+    }
+
+    /// What draws the lines over those that were drawn last.
+    fn screen(&mut self, with_reply: bool) -> String {
+        let mut lines = self.frame();
+        if !with_reply {
+            lines.truncate(FIGURE_LINES);
+        }
         let mut screen = String::new();
-        if self.is_terminal && self.n_lines > 0 {
+        if self.redraws && self.n_lines > 0 {
             screen.push_str(&format!("\x1b[{}A", self.n_lines));
         }
         for line in &lines {
             screen.push_str(line);
-            screen.push_str(if self.is_terminal { "\x1b[K\n" } else { "\n" });
+            screen.push_str(if self.redraws { "\x1b[K\n" } else { "\n" });
+        }
+        if self.redraws {
+            // Lines of a longer view.
+            screen.push_str("\x1b[J");
         }
         self.n_lines = lines.len();
-        self.drawn = Some(Instant::now());
-        // Where standard error is closed or full, nobody looks.
-        let _ = std::io::stderr().write_all(screen.as_bytes());
+        screen
     }
 
     /// The lines of the view, each at most `width` characters.
@@ -114,7 +133,7 @@ impl Live {
             ));
             lines.push(format!("layers {}", heat(first_layers, last_layers)));
         }
-        lines.resize(3, String::new());
+        lines.resize(FIGURE_LINES, String::new());
         let mut tail = wrapped(&self.text, self.width);
         tail.drain(..tail.len().saturating_sub(TEXT_LINES));
         tail.resize(TEXT_LINES, String::new());
@@ -122,6 +141,20 @@ impl Live {
         let cut = |line: String| line.chars().take(self.width).collect();
         lines.into_iter().map(cut).collect()
     }
+}
+
+/// Columns that a line may fill now.
+fn current_width() -> usize {
+    let terminal = Term::stderr().size_checked();
+    let told = std::env::var("COLUMNS").ok().and_then(|c| c.parse().ok());
+    usable_width(terminal.map(|(_, columns)| columns.into()), told)
+}
+
+/// What the terminal says counts; without one, what the environment says.
+fn usable_width(terminal: Option<usize>, told: Option<usize>) -> usize {
+    // A terminal may start a new line behind its last column, or wipe what stands there.
+    let width = terminal.map(|columns| columns.saturating_sub(1)).or(told);
+    width.unwrap_or(80).clamp(1, 200)
 }
 
 /// One character a layer: its hit rate between two counts; a dot for one that was asked nothing.
@@ -168,7 +201,7 @@ mod tests {
     fn view() -> Live {
         Live {
             width: 60,
-            is_terminal: false,
+            redraws: false,
             ..Live::new(9)
         }
     }
@@ -178,6 +211,30 @@ mod tests {
         let before = [layer(100, 0), layer(0, 5), layer(7, 7), layer(1, 1)];
         let after = [layer(100, 10), layer(8, 5), layer(11, 11), layer(1, 1)];
         assert_eq!(heat(&before, &after), "▁█▅·");
+    }
+
+    #[test]
+    fn the_terminal_s_own_width_counts_before_the_environment_s() {
+        assert_eq!(usable_width(Some(30), Some(120)), 29);
+        assert_eq!(usable_width(None, Some(120)), 120);
+        assert_eq!(usable_width(None, None), 80);
+        assert_eq!(usable_width(Some(0), None), 1);
+    }
+
+    #[test]
+    fn the_last_view_leaves_out_a_reply_that_follows_and_wipes_what_stood_there() {
+        let mut live = view();
+        live.text("the reply");
+        live.step(&Stats::default(), &[layer(0, 1)]);
+        let plain = live.screen(true);
+        assert!(plain.contains("the reply") && !plain.contains('\x1b'));
+        live.redraws = true;
+        assert!(live.screen(true).contains("the reply"));
+        let last = live.screen(false);
+        let n_lines = FIGURE_LINES + TEXT_LINES;
+        assert!(last.starts_with(&format!("\x1b[{n_lines}A")), "{last:?}");
+        assert!(last.ends_with("\x1b[J") && !last.contains("the reply"));
+        assert_eq!(last.lines().count(), FIGURE_LINES + 1);
     }
 
     #[test]

@@ -182,13 +182,10 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Io {
-                path,
-                action,
-                source,
-            } => match path {
-                Some(path) => write!(f, "{action} {} failed: {source}", path.display()),
-                None => write!(f, "{action} failed: {source}"),
+            // The reason is the source, which whoever prints the chain prints once.
+            Self::Io { path, action, .. } => match path {
+                Some(path) => write!(f, "{action} {} failed", path.display()),
+                None => write!(f, "{action} failed"),
             },
             Self::Busy { path } => write!(f, "another process is writing {}", path.display()),
             Self::NotAFile { path } => write!(f, "{} is not a regular file", path.display()),

@@ -8,7 +8,7 @@ use thalweg_cache::sim::{Document, KeepMap, KeyBytes, Scope, SimConfig, Usage};
 use thalweg_cache::{
     Access, AccessLog, ExpertKey, Key, KeySpace, Moce, PolicyKind, Probs, RangeMean, softmax,
 };
-use thalweg_trace::{Logits, Trace, TraceFile};
+use thalweg_trace::{Error, Logits, Trace, TraceFile};
 
 /// A recorded run.
 pub(crate) struct Input {
@@ -28,7 +28,14 @@ impl Input {
     /// Reads and checks a trace. `expert_bytes` overrides what the trace says of expert sizes.
     pub(crate) fn open(path: &Path, expert_bytes: Option<u64>) -> Result<Self> {
         let what = || format!("cannot use the trace {}", path.display());
-        let file = TraceFile::open(path).with_context(what)?;
+        let file = TraceFile::open(path).map_err(|e| {
+            // Some errors name the file, those of its contents do not.
+            let is_named = matches!(e, Error::Io { .. } | Error::NotAFile { .. });
+            anyhow::Error::new(e).context(match is_named {
+                true => "cannot use the trace".to_owned(),
+                false => what(),
+            })
+        })?;
         let trace = file.trace();
         let shape = *trace.shape();
         ensure!(

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use thalweg_examples_common::{parse, report};
 
 mod choose;
 mod input;
@@ -37,7 +38,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let result = match Args::parse().command {
+    let result = match parse::<Args>().command {
         Command::Record(args) => record::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Sweep(args) => sweep::run(&args),
@@ -45,5 +46,5 @@ fn main() -> ExitCode {
         Command::Choose(args) => choose::run(&args),
         Command::Synth(args) => synth::run(&args),
     };
-    thalweg_examples_common::report(result.map(|()| true))
+    report(result.map(|()| true))
 }

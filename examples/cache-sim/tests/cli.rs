@@ -267,6 +267,12 @@ fn bad_input_is_named() {
         &["replay", "--trace", "none.motr", "--slots", "9"],
         &["none.motr"],
     );
+    let said = fails(&["replay", "--trace", "none.motr", "--slots", "9"], &path);
+    for once in ["none.motr", "No such file"] {
+        assert_eq!(said.matches(once).count(), 1, "{said}");
+    }
+    let negative = ["replay", "--trace", "t.motr", "--slots", "-9"];
+    says(&negative, &["-9", "--slots", "is not in 0.."]);
 
     fs::write(path.join("s.jsonl"), "{\"map\": 3}\n").expect("written");
     says(

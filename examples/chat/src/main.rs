@@ -12,7 +12,7 @@ use thalweg::{
     Engine, Event, Finish, GenerateOptions, Message, Reply, SamplerOptions, Session, Text, generate,
 };
 use thalweg_examples_common::{
-    CountBar, ModelArgs, Settings, StatsFormat, note, print_stats, report,
+    CountBar, ModelArgs, Settings, StatsFormat, note, parse, print_stats, report,
 };
 
 /// Talk with a model.
@@ -60,7 +60,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    report(run(&Args::parse()).map(|()| true))
+    report(run(&parse()).map(|()| true))
 }
 
 fn run(args: &Args) -> Result<()> {

@@ -13,7 +13,7 @@ use thalweg::{
     Profile, ReadAhead, ReaderKind, WatchdogOptions,
 };
 
-use crate::{CountBar, note};
+use crate::{CountBar, note, note_budget};
 
 /// Flags that say which model to open and what it may use.
 #[derive(Debug, Clone, Args)]
@@ -129,7 +129,8 @@ impl ModelArgs {
             Some(path) => path.clone(),
             None => own_model()?,
         };
-        Gguf::open(&path).with_context(|| format!("cannot open the model {}", path.display()))
+        // The error names the file.
+        Gguf::open(&path).context("cannot open the model")
     }
 
     /// The engine's options for sequences of up to `n_ctx` tokens.
@@ -178,6 +179,7 @@ impl ModelArgs {
     /// When the model is unusable or does not fit the budget, and for a profile that is not this
     /// model's.
     pub fn engine(&self, file: Gguf, n_ctx: usize) -> Result<Engine> {
+        note_budget(self.budget);
         let mut engine = Engine::from_file(file, self.backend()?, self.options(n_ctx))?;
         for inert in engine.notes() {
             note(&format!("note: {inert}"));
@@ -209,7 +211,8 @@ impl Switch {
 /// Fills the arena from a profile and says how much of the calibration's picks it covers.
 fn warm(engine: &mut Engine, path: &Path) -> Result<()> {
     let failed = || format!("cannot fill the arena from the profile {}", path.display());
-    let profile = Profile::open(path).with_context(failed)?;
+    // The error names the file.
+    let profile = Profile::open(path).context("cannot fill the arena from a profile")?;
     let bar = CountBar::new("filling the arena", "experts");
     let fill = engine.warm(&profile, |done, total| {
         bar.update(done, total);

@@ -2,6 +2,7 @@
 //! and JSON, and the live view. No algorithm lives here.
 
 mod args;
+mod flags;
 mod live;
 mod output;
 mod progress;
@@ -13,6 +14,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 pub use args::{ModelArgs, Switch};
+pub use flags::{note_budget, parse};
 pub use live::Live;
 pub use output::{check_outputs, read_file, read_text, write_whole};
 pub use progress::CountBar;

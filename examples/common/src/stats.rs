@@ -50,7 +50,8 @@ impl Settings {
             "top_p": options.top_p,
             "min_p": options.min_p,
             "repeat_penalty": options.repetition_penalty,
-            "repeat_window": options.repetition_window,
+            // Null is all tokens.
+            "repeat_window": Some(options.repetition_window).filter(|n| *n < usize::MAX),
             "seed": options.seed,
         });
         self
@@ -66,7 +67,10 @@ impl Settings {
         for (name, value) in self.0.as_object().into_iter().flatten() {
             match value.as_object() {
                 None if value.is_null() => {}
-                Some(inner) => parts.extend(inner.iter().map(|(n, v)| format!("{n} {v}"))),
+                Some(inner) => parts.extend(inner.iter().map(|(n, v)| match v {
+                    Value::Null => format!("{n} all"),
+                    _ => format!("{n} {v}"),
+                })),
                 None => parts.push(format!("{name} {value}")),
             }
         }

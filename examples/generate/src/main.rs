@@ -8,7 +8,7 @@ use anyhow::Result;
 use clap::Parser;
 use thalweg::{Event, Finish, GenerateOptions, Message, SamplerOptions, Text, generate};
 use thalweg_examples_common::{
-    CountBar, Live, ModelArgs, PerToken, Settings, StatsFormat, note, print_stats, report,
+    CountBar, Live, ModelArgs, PerToken, Settings, StatsFormat, note, parse, print_stats, report,
 };
 
 /// Generate a reply to a prompt.
@@ -83,7 +83,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    report(run(&Args::parse()).map(|()| true))
+    report(run(&parse()).map(|()| true))
 }
 
 fn run(args: &Args) -> Result<()> {

@@ -50,6 +50,36 @@ fn statistics_are_json_on_standard_error() {
 }
 
 #[test]
+fn settings_that_mean_everything_are_words_and_a_huge_budget_is_noted() {
+    let output = generate(&["--stats", "text", "-n", "2", "--budget", "1EiB", PROMPT]);
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{told}");
+    assert!(told.contains("repeat_window all"), "{told}");
+    // Where the system says what is available, which nobody has an EiB of.
+    let known = cfg!(target_os = "linux");
+    assert_eq!(
+        told.contains("note: the budget of 1073741824.00 GiB"),
+        known,
+        "{told}"
+    );
+}
+
+#[test]
+fn a_missing_model_is_named_once() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_generate"));
+    let output = command
+        .args(["--model", "none.gguf", "x"])
+        .output()
+        .unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        error.starts_with("error: cannot open the model: "),
+        "{error}"
+    );
+    assert_eq!(error.matches("none.gguf").count(), 1, "{error}");
+}
+
+#[test]
 fn undefined_rates_are_null() {
     let output = generate(&["--stats", "json", "-n", "1", PROMPT]);
     let stats: serde_json::Value = serde_json::from_slice(&output.stderr).unwrap();
@@ -61,6 +91,11 @@ fn undefined_rates_are_null() {
 fn what_cannot_run_is_refused_in_one_line_with_what_to_do() {
     for (args, expected) in [
         (&["--budget", "1MiB", PROMPT][..], "raise the budget"),
+        (
+            &["--budget", "24MiB", "--transit", "0", PROMPT],
+            "transit slots must be at least 1",
+        ),
+        (&["--temp", "-1", PROMPT], "temperature"),
         (&["--slots", "5", PROMPT], "at least the 6 experts"),
         (&["--raw", ""], "the prompt is empty"),
         (&["--ctx", "3", PROMPT], "shorten the prompt"),

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
 use thalweg::Activations;
-use thalweg_examples_common::{ModelArgs, print_if_read, report};
+use thalweg_examples_common::{ModelArgs, parse, print_if_read, report};
 
 use crate::fast::{Distance, distance};
 use crate::folder::Folder;
@@ -81,7 +81,7 @@ enum Class {
 }
 
 fn main() -> ExitCode {
-    report(run(&Args::parse()))
+    report(run(&parse()))
 }
 
 fn run(args: &Args) -> Result<bool> {

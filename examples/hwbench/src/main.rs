@@ -9,15 +9,14 @@ mod report;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::Parser;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use thalweg_eval::HostConstants;
-use thalweg_examples_common::{note, print_line, report};
+use thalweg_examples_common::{note, parse, print_line, report};
 
 use args::{Args, Part};
 
 fn main() -> ExitCode {
-    report(run(&Args::parse()).map(|()| true))
+    report(run(&parse()).map(|()| true))
 }
 
 fn run(args: &Args) -> Result<()> {

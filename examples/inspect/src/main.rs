@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use thalweg_examples_common::report;
+use thalweg_examples_common::{parse, report};
 use thalweg_gguf::{Array, Gguf, TensorType, Value};
 
 /// Show what a GGUF file holds: metadata, tensors, totals by type.
@@ -45,7 +45,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    report(run(&Args::parse()).map(|()| true))
+    report(run(&parse()).map(|()| true))
 }
 
 fn run(args: &Args) -> anyhow::Result<()> {

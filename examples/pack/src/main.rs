@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
-use thalweg_examples_common::{print_line, report};
+use thalweg_examples_common::{parse, print_line, report};
 use thalweg_gguf::Gguf;
 use thalweg_runtime::{Packed, pack_sidecar, verify_sidecar};
 
@@ -56,12 +56,11 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    report(run(&Args::parse()).map(|()| true))
+    report(run(&parse()).map(|()| true))
 }
 
 fn run(args: &Args) -> Result<()> {
-    let file = Gguf::open(&args.file)
-        .with_context(|| format!("cannot open the model {}", args.file.display()))?;
+    let file = Gguf::open(&args.file).context("cannot open the model")?;
     let stopped = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stopped);
     ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed))

@@ -57,16 +57,22 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     pub(crate) host: Option<PathBuf>,
 
-    /// Share of a token's experts that are resident, for the forecast
-    #[arg(long, value_name = "SHARE", value_parser = share)]
+    /// Share of a token's experts that are resident, for the forecast; needs --host
+    #[arg(long, value_name = "SHARE", value_parser = share, requires = "host")]
     pub(crate) hit_rate: Option<f64>,
 
-    /// A profile, from which the forecast takes the share that its hottest experts cover
-    #[arg(long, value_name = "FILE", conflicts_with = "hit_rate")]
+    /// A profile, from which the forecast takes the share that its hottest experts cover; needs
+    /// --host
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with = "hit_rate",
+        requires = "host"
+    )]
     pub(crate) profile: Option<PathBuf>,
 
-    /// Tokens of the prompt in the forecast
-    #[arg(long, value_name = "TOKENS", default_value_t = 1024)]
+    /// Tokens of the prompt in the forecast; needs --host
+    #[arg(long, value_name = "TOKENS", default_value_t = 1024, requires = "host")]
     pub(crate) prompt: u64,
 
     /// Read experts for a few seconds: from the model file and from the sidecar if there is one,

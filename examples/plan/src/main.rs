@@ -10,9 +10,8 @@ use std::num::NonZeroUsize;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::Parser;
 use thalweg_eval::HostConstants;
-use thalweg_examples_common::{print_if_read, report};
+use thalweg_examples_common::{note_budget, parse, print_if_read, report};
 use thalweg_gguf::Gguf;
 use thalweg_runtime::{
     Backend, CpuBackend, CpuOptions, EngineOptions, Error, MemoryPlan, ModelSpec, Profile,
@@ -25,12 +24,12 @@ use measure::Row;
 use page::Page;
 
 fn main() -> ExitCode {
-    report(run(&Args::parse()))
+    report(run(&parse()))
 }
 
 fn run(args: &Args) -> Result<bool> {
-    let file = Gguf::open(&args.file)
-        .with_context(|| format!("cannot open the model {}", args.file.display()))?;
+    note_budget(args.budget);
+    let file = Gguf::open(&args.file).context("cannot open the model")?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let n_threads = args.threads.unwrap_or(cores);
     let overhead = CpuBackend::new(CpuOptions { n_threads })?.overhead_bytes();

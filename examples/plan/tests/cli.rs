@@ -172,3 +172,26 @@ fn the_exit_code_says_whether_it_fits_whoever_reads_the_page() {
     drop(child.stdout.take());
     assert_eq!(child.wait().unwrap().code(), Some(1));
 }
+
+#[test]
+fn what_only_the_forecast_uses_needs_a_host_and_a_useless_host_is_named() {
+    let here = Fixture::new();
+    let error = |flags: &[&str], code: i32| {
+        let output = here.run(flags);
+        assert_eq!(output.status.code(), Some(code), "{flags:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    for flags in [["--hit-rate", "0.5"], ["--profile", "p"], ["--prompt", "9"]] {
+        assert!(error(&flags, 2).contains("--host <FILE>"), "{flags:?}");
+    }
+    assert!(error(&["--hit-rate", "-0.5", "--host", "h"], 2).contains("within 0 to 1"));
+    fs::write(here.path("empty.json"), "").unwrap();
+    let host = here.path("empty.json");
+    let said = error(&["--budget", "32MiB", "--host", host.to_str().unwrap()], 1);
+    assert!(said.contains("empty.json"), "{said}");
+    let said = here.run(&["--budget", "1EiB"]).stderr;
+    let told = String::from_utf8(said)
+        .unwrap()
+        .contains("note: the budget");
+    assert_eq!(told, cfg!(target_os = "linux"));
+}

@@ -11,10 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use clap::Parser;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
-use thalweg_examples_common::{print_line, report};
+use thalweg_examples_common::{parse, print_line, report};
 use thalweg_testkit::SyntheticModel;
 
 use args::Args;
@@ -23,7 +22,7 @@ use args::Args;
 const PATIENCE: Duration = Duration::from_secs(2);
 
 fn main() -> ExitCode {
-    report(run(&Args::parse()).map(|()| true))
+    report(run(&parse()).map(|()| true))
 }
 
 fn run(args: &Args) -> Result<()> {

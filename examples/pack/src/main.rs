@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
-use thalweg_examples_common::{parse, print_line, report};
+use thalweg_examples_common::{check_outputs, parse, print_line, report};
 use thalweg_gguf::Gguf;
 use thalweg_runtime::{Packed, pack_sidecar, verify_sidecar};
 
@@ -61,6 +61,11 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<()> {
     let file = Gguf::open(&args.file).context("cannot open the model")?;
+    if !args.verify {
+        let shards = (0..file.n_shards()).filter_map(|shard| file.path(shard));
+        let inputs: Vec<_> = shards.map(|path| ("the model", path)).collect();
+        check_outputs(&[("OUT", &args.out)], &inputs)?;
+    }
     let stopped = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stopped);
     ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed))

@@ -263,3 +263,24 @@ fn a_full_drive_is_reported_and_cleaned_up() {
     let message = refused(&output);
     assert!(message.contains("No space left"), "{message}");
 }
+
+#[test]
+fn a_sidecar_replaces_neither_its_model_nor_what_is_no_file() {
+    let here = Fixture::small();
+    let model = fs::read(here.path("m.gguf")).unwrap();
+    fs::create_dir(here.path("folder")).unwrap();
+    for (out, expected) in [
+        ("m.gguf", "also read, as the model"),
+        ("./m.gguf", "also read, as the model"),
+        ("folder", "is a folder"),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pack"));
+        command.arg(here.path("m.gguf")).arg(out);
+        let output = command.current_dir(here.folder.path()).output().unwrap();
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        assert!(error.contains(expected), "{error}");
+    }
+    assert_eq!(fs::read(here.path("m.gguf")).unwrap(), model);
+    assert_eq!(here.names(), ["folder", "m.gguf"]);
+}

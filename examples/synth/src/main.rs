@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
-use thalweg_examples_common::{parse, print_line, report};
+use thalweg_examples_common::{check_outputs, parse, print_line, report};
 use thalweg_testkit::SyntheticModel;
 
 use args::Args;
@@ -40,6 +40,7 @@ fn run(args: &Args) -> Result<()> {
         bail!("name the file to write, or ask for --dry-run");
     };
     check_space(out, bytes)?;
+    check_outputs(&[("OUT", out)], &[])?;
 
     let stopped = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stopped);

@@ -244,3 +244,19 @@ fn a_file_that_the_drive_has_no_room_for_is_refused_at_once() {
     let said = fails(&huge);
     assert!(said.contains("left"), "{said}");
 }
+
+#[cfg(unix)]
+#[test]
+fn a_link_is_not_replaced_by_a_model() {
+    let folder = tempfile::tempdir().expect("writable");
+    let link = folder.path().join("link.gguf");
+    std::os::unix::fs::symlink("elsewhere.gguf", &link).expect("linked");
+    let output = run(&[&SMALL[..], &["link.gguf"]].concat(), folder.path());
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(
+        error.contains("OUT link.gguf is a symbolic link"),
+        "{error}"
+    );
+    assert!(fs::symlink_metadata(&link).expect("there").is_symlink());
+}

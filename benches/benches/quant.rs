@@ -86,12 +86,16 @@ fn quantize(c: &mut Criterion) {
 const SIDE: usize = 4096;
 
 /// Formats with kernels of their own, and one without.
-const WITH_KERNELS: [QuantType; 9] = [
+const WITH_KERNELS: [QuantType; 13] = [
     QuantType::Q2_0,
     QuantType::Q4_0,
+    QuantType::Q4_1,
+    QuantType::Q5_0,
+    QuantType::Q5_1,
     QuantType::Q8_0,
     QuantType::IQ4_NL,
     QuantType::IQ3_S,
+    QuantType::MXFP4,
     QuantType::F16,
     QuantType::BF16,
     QuantType::F32,

@@ -68,8 +68,8 @@ pub use q8_0::{BlockQ8_0, Q8_0};
 pub use tq1_0::{BlockTQ1_0, TQ1_0};
 pub use tq2_0::{BlockTQ2_0, TQ2_0};
 
-#[cfg(target_arch = "x86_64")]
 pub(crate) use mxfp4::{LEVELS as LEVELS_MXFP4, scale as scale_mxfp4};
+pub(crate) use q5_0::codes as codes_q5;
 
 use bytemuck::{Pod, Zeroable};
 

@@ -47,7 +47,7 @@ impl BlockFormat for Q5_0 {
 
 /// The 32 codes of five bits: nibbles of `qs` below, bits of `qh` on top.
 #[inline]
-pub(super) fn codes(qs: &[u8; 16], qh: [u8; 4]) -> [u8; 32] {
+pub(crate) fn codes(qs: &[u8; 16], qh: [u8; 4]) -> [u8; 32] {
     let mut codes = [0; 32];
     let (low, high) = codes.split_at_mut(16);
     for ((low, high), &byte) in low.iter_mut().zip(high).zip(qs) {

@@ -1,0 +1,115 @@
+//! Vectors to eight bits with AVX2: eight elements a register, packed to bytes.
+//!
+//! Owns the same steps as `arch::q8::steps`, bit for bit.
+//! Memory: the caller's slices; nothing is allocated.
+//! Invariants: those of `arch::q8::steps`.
+//! Cost: about one instruction an element.
+
+use std::arch::x86_64::*;
+
+use super::unpack::load_scales;
+use crate::arch::q8::{Step, scale_and_inverse};
+use crate::arch::x86::Avx2;
+
+impl Avx2 {
+    /// As [`quantize_single`](crate::arch::q8::quantize_single) of `arch::q8`.
+    pub(crate) fn quantize_single(self, x: &[[f32; 32]], offset: i32, steps: &mut [Step<1>]) {
+        // SAFETY: `self` exists only where the features were found.
+        unsafe { single(x, offset, steps) }
+    }
+
+    /// As [`quantize_double`](crate::arch::q8::quantize_double) of `arch::q8`.
+    pub(crate) fn quantize_double(self, x: &[[f32; 64]], offset: i32, steps: &mut [Step<2>]) {
+        // SAFETY: `self` exists only where the features were found.
+        unsafe { double(x, offset, steps) }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn single(x: &[[f32; 32]], offset: i32, steps: &mut [Step<1>]) {
+    for (x, step) in x.iter().zip(steps) {
+        let (codes, scale) = quantize(x);
+        let start = _mm256_mullo_epi32(lane_sums(codes), _mm256_set1_epi32(-offset));
+        step.codes = [bytemuck::cast(to_bytes(codes))];
+        step.start = bytemuck::cast(to_bytes(start));
+        step.scales = [scale; 8];
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn double(x: &[[f32; 64]], offset: i32, steps: &mut [Step<2>]) {
+    // Fields together: bytes 0, 4, 8, 12 of sixteen, then 1, 5, 9, 13, and so on.
+    let fields = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+        0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15,
+    ));
+    let order = _mm256_setr_epi32(0, 4, 2, 6, 1, 5, 3, 7);
+    for (x, step) in x.iter().zip(steps) {
+        let [first, second]: &[[f32; 32]; 2] = bytemuck::cast_ref(x);
+        let ((first, a), (second, b)) = (quantize(first), quantize(second));
+        // Fields 0 and 2 of eight bytes, then 1 and 3.
+        let first = _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(first, fields), order);
+        let second = _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(second, fields), order);
+        let low = _mm256_unpacklo_epi64(first, second);
+        let high = _mm256_unpackhi_epi64(first, second);
+        let sums = _mm256_add_epi32(lane_sums(low), lane_sums(high));
+        let start = _mm256_mullo_epi32(sums, _mm256_set1_epi32(-offset));
+        step.codes = [low, high].map(|codes| bytemuck::cast(to_bytes(codes)));
+        step.start = bytemuck::cast(to_bytes(start));
+        step.scales = [a, a, b, b, a, a, b, b];
+    }
+}
+
+/// The codes of a run in their order, and its scale.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn quantize(x: &[f32; 32]) -> (__m256i, f32) {
+    let eights: &[[f32; 8]; 4] = bytemuck::cast_ref(x);
+    let mut values = [_mm256_setzero_ps(); 4];
+    let mut max = _mm256_setzero_si256();
+    for (values, eight) in values.iter_mut().zip(eights) {
+        *values = load_scales(eight);
+        let magnitudes =
+            _mm256_and_si256(_mm256_castps_si256(*values), _mm256_set1_epi32(i32::MAX));
+        max = _mm256_max_epu32(max, magnitudes);
+    }
+    let max = _mm_max_epu32(
+        _mm256_castsi256_si128(max),
+        _mm256_extracti128_si256::<1>(max),
+    );
+    let max = _mm_max_epu32(max, _mm_shuffle_epi32::<0b01_00_11_10>(max));
+    let max = _mm_max_epu32(max, _mm_shuffle_epi32::<0b10_11_00_01>(max));
+    let max = f32::from_bits(_mm_cvtsi128_si32(max).cast_unsigned());
+    let (scale, inverse) = scale_and_inverse(max);
+    // As `round_half_away`: the number below one half, with the sign of the value.
+    let almost_half = _mm256_set1_ps(f32::from_bits(0x3eff_ffff));
+    let sign = _mm256_set1_ps(-0.0);
+    let mut codes = [_mm256_setzero_si256(); 4];
+    for (codes, values) in codes.iter_mut().zip(values) {
+        let value = _mm256_mul_ps(values, _mm256_set1_ps(inverse));
+        let half = _mm256_or_ps(almost_half, _mm256_and_ps(value, sign));
+        *codes = _mm256_cvttps_epi32(_mm256_add_ps(value, half));
+    }
+    let low = _mm256_packs_epi32(codes[0], codes[1]);
+    let high = _mm256_packs_epi32(codes[2], codes[3]);
+    // Packing works on halves; dwords of four codes are put back in order.
+    let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    let codes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
+    (codes, scale)
+}
+
+/// The sum of the four codes of each lane.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn lane_sums(codes: __m256i) -> __m256i {
+    let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), codes);
+    _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn to_bytes(v: __m256i) -> [u8; 32] {
+    let mut bytes = [0; 32];
+    // SAFETY: the array is the 32 bytes that are written; no alignment is asked for.
+    unsafe { _mm256_storeu_si256(bytes.as_mut_ptr().cast(), v) };
+    bytes
+}

@@ -85,8 +85,8 @@ fn quantize(c: &mut Criterion) {
 /// Rows and columns of the matrices.
 const SIDE: usize = 4096;
 
-/// Formats with kernels of their own, and one without.
-const WITH_KERNELS: [QuantType; 13] = [
+/// Formats with kernels of their own; of the K formats the f32 products have none.
+const WITH_KERNELS: [QuantType; 18] = [
     QuantType::Q2_0,
     QuantType::Q4_0,
     QuantType::Q4_1,
@@ -95,11 +95,16 @@ const WITH_KERNELS: [QuantType; 13] = [
     QuantType::Q8_0,
     QuantType::IQ4_NL,
     QuantType::IQ3_S,
+    QuantType::IQ4_XS,
     QuantType::MXFP4,
+    QuantType::Q2_K,
+    QuantType::Q3_K,
+    QuantType::Q4_K,
+    QuantType::Q5_K,
+    QuantType::Q6_K,
     QuantType::F16,
     QuantType::BF16,
     QuantType::F32,
-    QuantType::Q4_K,
 ];
 
 /// `SIDE` rows of pseudo-random weights.

@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use super::q8::{self, Q8Vectors, Step};
+use super::q8::{self, BlockStep, Q8Vectors, Step};
 use super::scalar::{self, CHUNK_LEN, Lanes, TILE_ROWS};
 #[cfg(target_arch = "x86_64")]
 use super::x86::{Avx2, Avx512, Vnni};
@@ -371,6 +371,15 @@ impl Kernels {
             return set.quantize_double(x, offset, steps);
         }
         q8::quantize_double(x, offset, steps);
+    }
+
+    /// As [`q8::quantize_blocks`].
+    pub(crate) fn quantize_blocks(self, x: &[[f32; 256]], steps: &mut [BlockStep]) {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(set) = self.avx2() {
+            return set.quantize_blocks(x, steps);
+        }
+        q8::quantize_blocks(x, steps);
     }
 
     fn add_tiles(

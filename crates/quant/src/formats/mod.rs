@@ -69,6 +69,8 @@ pub use tq1_0::{BlockTQ1_0, TQ1_0};
 pub use tq2_0::{BlockTQ2_0, TQ2_0};
 
 pub(crate) use mxfp4::{LEVELS as LEVELS_MXFP4, scale as scale_mxfp4};
+pub(crate) use q3_k::scales as scales_q3_k;
+pub(crate) use q4_k::scales_and_mins;
 pub(crate) use q5_0::codes as codes_q5;
 
 use bytemuck::{Pod, Zeroable};

@@ -60,7 +60,7 @@ impl BlockFormat for Q3_K {
 
 /// The sixteen scales, -32 to 31.
 #[inline]
-fn scales(packed: &[u8; 12]) -> [i8; 16] {
+pub(crate) fn scales(packed: &[u8; 12]) -> [i8; 16] {
     std::array::from_fn(|i| {
         let low = if i < 8 {
             packed[i] & 15

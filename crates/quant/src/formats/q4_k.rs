@@ -65,7 +65,7 @@ impl BlockFormat for Q4_K {
 /// The first four of each lie in the low six bits of bytes 0..4 and 4..8; the last four have their
 /// low nibbles in bytes 8..12 and their high two bits on top of the first four.
 #[inline]
-pub(super) fn scales_and_mins(packed: &[u8; 12]) -> ([u8; 8], [u8; 8]) {
+pub(crate) fn scales_and_mins(packed: &[u8; 12]) -> ([u8; 8], [u8; 8]) {
     let scale = |i: usize| match i {
         0..4 => packed[i] & 63,
         _ => (packed[i + 4] & 15) | ((packed[i - 4] >> 6) << 4),

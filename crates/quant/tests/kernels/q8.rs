@@ -34,7 +34,8 @@ fn product(
 #[test]
 fn the_formats_with_integer_kernels_are_those_of_the_readme() {
     let names: Vec<&str> = formats().map(QuantType::name).collect();
-    let expected = "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 IQ4_NL IQ3_S MXFP4 Q2_0";
+    let expected =
+        "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ3_S IQ4_XS MXFP4 Q2_0";
     assert_eq!(names.join(" "), expected);
 }
 
@@ -132,6 +133,27 @@ fn make_weights_whole(format: QuantType, block: &mut [u8]) {
             // 2^(128 - 128).
             block[0] = 128;
             (&[], 1)
+        }
+        QuantType::Q2_K => (&[80, 82], 16),
+        QuantType::Q3_K => {
+            // Low nibbles as they are, and 32 above them: 0 to 15.
+            block[104..108].fill(0xaa);
+            (&[108], 32)
+        }
+        QuantType::Q4_K | QuantType::Q5_K => {
+            // The last four have bits of the first four on top; without them they are below 16.
+            block[4..12].iter_mut().for_each(|byte| *byte &= 0x0f);
+            (&[0, 2], if format == QuantType::Q4_K { 16 } else { 48 })
+        }
+        QuantType::Q6_K => {
+            block[192..208].iter_mut().for_each(|byte| *byte %= 7);
+            block[192] = 0xff;
+            (&[208], 0)
+        }
+        QuantType::IQ4_XS => {
+            block[2..4].fill(0xaa);
+            block[4..8].iter_mut().for_each(|byte| *byte &= 0x33);
+            (&[0], 8)
         }
         _ => panic!("{format} has integer kernels but no line in this test"),
     };

@@ -1,12 +1,12 @@
 //! The portable integer kernel: the reference of the others.
 //!
 //! Owns how blocks become codes (`dot_rows`) and the order of a row's sum (`each`, `add_*`). Does
-//! not own the vectors.
+//! not own the vectors, nor blocks of 256 weights that are taken whole (`blocks`).
 //! Memory: the caller's slices; nothing is allocated.
 //! Invariants: those of `arch::q8`.
 //! Cost: weights are unpacked anew for every vector; plain loops.
 
-use super::{Q8Vectors, RUN, Step};
+use super::{Q8Vectors, RUN, Step, blocks};
 use crate::QuantType;
 use crate::formats::codebook::{IQ3S, LEVELS_IQ4};
 use crate::formats::{
@@ -47,6 +47,12 @@ pub(crate) fn dot_rows(
         QuantType::IQ4_NL => each(rows, x.single(first, n), n, out, add_scaled, iq4_nl),
         QuantType::MXFP4 => each(rows, x.single(first, n), n, out, add_scaled, mxfp4),
         QuantType::IQ3_S => each(rows, x.single(first, n), n, out, add_scaled, iq3_s),
+        QuantType::Q2_K => each(rows, x.block(first, n), n, out, blocks::add, blocks::q2_k),
+        QuantType::Q3_K => each(rows, x.block(first, n), n, out, blocks::add, blocks::q3_k),
+        QuantType::Q4_K => each(rows, x.block(first, n), n, out, blocks::add, blocks::q4_k),
+        QuantType::Q5_K => each(rows, x.block(first, n), n, out, blocks::add, blocks::q5_k),
+        QuantType::Q6_K => each(rows, x.block(first, n), n, out, blocks::add, blocks::q6_k),
+        QuantType::IQ4_XS => each(rows, x.block(first, n), n, out, blocks::add, blocks::iq4_xs),
         _ => return false,
     }
     true
@@ -104,7 +110,7 @@ fn add_shifted(lanes: &mut [f32; 8], w: &Shifted, x: &Step<1>) {
 }
 
 /// The sum of each lane's four products.
-fn products(w: &[i8; RUN], q: &[i8; RUN]) -> [i32; 8] {
+pub(super) fn products(w: &[i8; RUN], q: &[i8; RUN]) -> [i32; 8] {
     let mut sums = [0; 8];
     let fours = w.as_chunks::<4>().0.iter().zip(q.as_chunks::<4>().0);
     for (sum, (w, q)) in sums.iter_mut().zip(fours) {

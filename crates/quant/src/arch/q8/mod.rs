@@ -3,10 +3,10 @@
 //! Owns [`Q8Vectors`] and which format reads them how; `steps` owns their layout, `dot` the portable
 //! kernel, which is the reference of the integer path. Does not own the choice to use it: results
 //! differ from those of f32 vectors by the rounding of the vectors.
-//! Memory: [`Q8Vectors`] owns 3 or 2 bytes an element; kernels touch the caller's slices alone.
-//! Invariants: (1) a step's sums are exact integers; (2) lane `l` takes the steps in rising order,
-//! each by fused multiply-adds, so every instruction set gives the same bits; (3) the result for one
-//! row and one token does not depend on what shares the call.
+//! Memory: [`Q8Vectors`] owns 3, 2 or 1.25 bytes an element; kernels touch the caller's slices alone.
+//! Invariants: (1) sums of products and of codes are exact integers; (2) lane `l` takes the steps in
+//! rising order, each by fused multiply-adds, so every instruction set gives the same bits; (3) the
+//! result for one row and one token does not depend on what shares the call.
 //! Cost: an element is quantized once per product of a matrix.
 //!
 //! # The sum
@@ -18,7 +18,14 @@
 //! `s` the vector's, `lane = fma(S, d s, lane)`. Weights with a minimum `m` add
 //! `lane = fma(Q, m s, lane)` before, `Q` being the sum of the lane's codes. At the end lane `l`
 //! takes lane `l + 4`, then `l + 2`, `l + 1`.
+//!
+//! Formats with blocks of 256 weights take the eight runs of a block in one step, in their order.
+//! Minima come first, all eight runs at once: lane `r` takes `fma(Q, m s, lane)` of run `r`, or of
+//! its first and then its second half where halves have minima of their own. Then the runs follow
+//! with `fma(S, d s, lane)`, where lanes 0 to 3 have the `d` of the first half and lanes 4 to 7 that
+//! of the second.
 
+mod blocks;
 mod dot;
 mod steps;
 
@@ -28,7 +35,7 @@ pub(crate) use dot::dot_rows;
 use steps::RUN;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use steps::scale_and_inverse;
-pub(crate) use steps::{Step, quantize_double, quantize_single};
+pub(crate) use steps::{BlockStep, Step, quantize_blocks, quantize_double, quantize_single};
 
 /// Vectors of one matrix product, quantized to eight bits in the order that a weight format's
 /// kernels read.
@@ -58,29 +65,38 @@ pub struct Q8Vectors {
 enum Steps {
     One(Vec<Step<1>>),
     Two(Vec<Step<2>>),
+    Block(Vec<BlockStep>),
 }
 
-/// How a format's kernels read vectors.
+/// How a format's kernels read vectors. An offset is what is added to a weight's code so that it is
+/// not negative; -1 for weights with a minimum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Kind {
-    /// Runs of a step.
-    runs: usize,
-    /// What is added to a weight's code so that it is not negative; -1 for weights with a minimum.
-    offset: i32,
+enum Kind {
+    /// A run a step.
+    One { offset: i32 },
+    /// Two runs a step.
+    Two { offset: i32 },
+    /// Eight runs a step.
+    Block,
 }
 
 /// The kind of a format that has integer kernels.
 const fn kind(format: QuantType) -> Option<Kind> {
-    let (runs, offset) = match format {
-        QuantType::Q2_0 => (2, 1),
-        QuantType::Q4_0 => (1, 8),
-        QuantType::Q4_1 | QuantType::Q5_1 => (1, -1),
-        QuantType::Q8_0 | QuantType::IQ4_NL => (1, 128),
-        QuantType::Q5_0 | QuantType::IQ3_S => (1, 16),
-        QuantType::MXFP4 => (1, 12),
+    Some(match format {
+        QuantType::Q2_0 => Kind::Two { offset: 1 },
+        QuantType::Q4_0 => Kind::One { offset: 8 },
+        QuantType::Q4_1 | QuantType::Q5_1 => Kind::One { offset: -1 },
+        QuantType::Q8_0 | QuantType::IQ4_NL => Kind::One { offset: 128 },
+        QuantType::Q5_0 | QuantType::IQ3_S => Kind::One { offset: 16 },
+        QuantType::MXFP4 => Kind::One { offset: 12 },
+        QuantType::Q2_K
+        | QuantType::Q3_K
+        | QuantType::Q4_K
+        | QuantType::Q5_K
+        | QuantType::Q6_K
+        | QuantType::IQ4_XS => Kind::Block,
         _ => return None,
-    };
-    Some(Kind { runs, offset })
+    })
 }
 
 impl Q8Vectors {
@@ -101,16 +117,21 @@ impl Q8Vectors {
         let n_in = x.len().checked_div(n_tokens).unwrap_or(0);
         format.check_elements(n_in.saturating_mul(n_tokens), x.len())?;
         format.row_bytes(n_in)?;
-        let steps = match kind.runs {
-            2 => {
+        let steps = match kind {
+            Kind::One { offset } => {
+                let mut steps = vec![Step::EMPTY; x.len() / RUN];
+                kernels.quantize_single(x.as_chunks().0, offset, &mut steps);
+                Steps::One(steps)
+            }
+            Kind::Two { offset } => {
                 let mut steps = vec![Step::EMPTY; x.len() / (2 * RUN)];
-                kernels.quantize_double(x.as_chunks().0, kind.offset, &mut steps);
+                kernels.quantize_double(x.as_chunks().0, offset, &mut steps);
                 Steps::Two(steps)
             }
-            _ => {
-                let mut steps = vec![Step::EMPTY; x.len() / RUN];
-                kernels.quantize_single(x.as_chunks().0, kind.offset, &mut steps);
-                Steps::One(steps)
+            Kind::Block => {
+                let mut steps = vec![BlockStep::EMPTY; x.len() / (8 * RUN)];
+                kernels.quantize_blocks(x.as_chunks().0, &mut steps);
+                Steps::Block(steps)
             }
         };
         Ok(Self {
@@ -150,7 +171,7 @@ impl Q8Vectors {
         let per_token = self.n_in / RUN;
         match &self.steps {
             Steps::One(steps) => &steps[first * per_token..(first + n) * per_token],
-            Steps::Two(_) => &[],
+            Steps::Two(_) | Steps::Block(_) => &[],
         }
     }
 
@@ -159,7 +180,16 @@ impl Q8Vectors {
         let per_token = self.n_in / (2 * RUN);
         match &self.steps {
             Steps::Two(steps) => &steps[first * per_token..(first + n) * per_token],
-            Steps::One(_) => &[],
+            Steps::One(_) | Steps::Block(_) => &[],
+        }
+    }
+
+    /// As `single`, with eight runs a step.
+    pub(crate) fn block(&self, first: usize, n: usize) -> &[BlockStep] {
+        let per_token = self.n_in / (8 * RUN);
+        match &self.steps {
+            Steps::Block(steps) => &steps[first * per_token..(first + n) * per_token],
+            Steps::One(_) | Steps::Two(_) => &[],
         }
     }
 }

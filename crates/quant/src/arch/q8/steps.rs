@@ -2,7 +2,7 @@
 //!
 //! Owns the layout of steps and the portable quantization, which is the reference. Does not own
 //! which format reads which kind (`arch::q8`).
-//! Memory: the caller's slices; a step is 3 or 2 bytes an element.
+//! Memory: the caller's slices; a step is 3, 2 or 1.25 bytes an element.
 //! Invariants: (1) a code is `x / scale` to the nearest whole number, halves away from zero, from
 //! -127 to 127; (2) a run that is not finite has the scale NaN.
 //! Cost: one pass over the elements.
@@ -33,6 +33,25 @@ impl<const RUNS: usize> Step<RUNS> {
     };
 }
 
+/// What a kernel reads of a vector for a block of 256 weights: eight runs in their order.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BlockStep {
+    /// The codes.
+    pub(crate) codes: [[i8; RUN]; 8],
+    /// The sums of the codes: those of the first halves of the eight runs, then of the second ones.
+    pub(crate) sums: [[i16; 8]; 2],
+    /// The scales of the eight runs.
+    pub(crate) scales: [f32; 8],
+}
+
+impl BlockStep {
+    pub(super) const EMPTY: Self = Self {
+        codes: [[0; RUN]; 8],
+        sums: [[0; 8]; 2],
+        scales: [0.0; 8],
+    };
+}
+
 /// Quantizes runs for kernels of one run a step.
 pub(crate) fn quantize_single(x: &[[f32; RUN]], offset: i32, steps: &mut [Step<1>]) {
     for (x, step) in x.iter().zip(steps) {
@@ -44,6 +63,21 @@ pub(crate) fn quantize_single(x: &[[f32; RUN]], offset: i32, steps: &mut [Step<1
 pub(crate) fn quantize_double(x: &[[f32; 2 * RUN]], offset: i32, steps: &mut [Step<2>]) {
     for (x, step) in x.iter().zip(steps) {
         two_runs(x, offset, step);
+    }
+}
+
+/// Quantizes runs for kernels of eight runs a step.
+pub(crate) fn quantize_blocks(x: &[[f32; 8 * RUN]], steps: &mut [BlockStep]) {
+    for (x, step) in x.iter().zip(steps) {
+        for (r, x) in x.as_chunks().0.iter().enumerate() {
+            let (codes, scale) = quantize(x);
+            let (first, second) = codes.split_at(RUN / 2);
+            step.codes[r] = codes.map(|code| code as i8);
+            // At most 16 * 127.
+            step.sums[0][r] = first.iter().sum::<i32>() as i16;
+            step.sums[1][r] = second.iter().sum::<i32>() as i16;
+            step.scales[r] = scale;
+        }
     }
 }
 

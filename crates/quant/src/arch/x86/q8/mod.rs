@@ -9,6 +9,7 @@
 //! vectors' codes are at most 127, weights at most 128, so a pair is at most 32,512.
 //! Cost: about ten instructions for a step of a row, whatever its runs.
 
+mod blocks;
 mod quantize;
 mod unpack;
 
@@ -17,13 +18,14 @@ use std::mem::MaybeUninit;
 
 use bytemuck::Pod;
 
+use self::blocks::BlockWeights;
 use self::unpack::*;
 use super::{Avx2, Avx512};
 use crate::QuantType;
-use crate::arch::q8::{Q8Vectors, Step};
+use crate::arch::q8::{BlockStep, Q8Vectors, Step};
 use crate::formats::{
-    BlockIQ3_S, BlockIQ4_NL, BlockMXFP4, BlockQ2_0, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1,
-    BlockQ8_0, scale_mxfp4,
+    BlockIQ3_S, BlockIQ4_NL, BlockIQ4_XS, BlockMXFP4, BlockQ2_0, BlockQ2_K, BlockQ3_K, BlockQ4_0,
+    BlockQ4_1, BlockQ4_K, BlockQ5_0, BlockQ5_1, BlockQ5_K, BlockQ6_K, BlockQ8_0, scale_mxfp4,
 };
 
 /// The proof that the processor has AVX-512 VNNI beside what [`Avx512`] proves.
@@ -52,7 +54,10 @@ struct Shifted {
 }
 
 /// Steps of rows that are unpacked at a time; longer rows are unpacked for every vector.
-const PANEL_STEPS: usize = 512;
+const RUNS_HELD: usize = 512;
+
+/// As [`RUNS_HELD`], for steps of a whole block.
+const BLOCKS_HELD: usize = 64;
 
 /// Vectors for which a row is unpacked once: what leaves half of the first-level cache free.
 const VECTOR_BYTES: usize = 16 << 10;
@@ -65,8 +70,9 @@ fn put<const R: usize, const T: usize>(sums: [[f32; T]; R], out: &mut [f32], n: 
     }
 }
 
-/// Stamps the kernels of one set. Its module provides `dot_small` for weights from 0 to 31, stored
-/// with their offset, and `dot_wide` for signed ones; both add four products to each lane.
+/// Stamps the kernels of one set. Its module provides, for weights that are stored with an offset,
+/// `dot_small` (0 to 31) and `dot_wide` (signed), which add four products to what each lane starts
+/// from, and for others `dot_positive` (0 to 127) and `dot_signed`.
 macro_rules! q8_functions {
     ($set:ident, $features:literal, rows $rows:literal) => {
         impl $set {
@@ -97,16 +103,38 @@ macro_rules! q8_functions {
             // Closures, since functions that ask for a feature are not `Fn`.
             macro_rules! scaled {
                 ($steps:ident, $dot:ident, $unpack:expr) => {
-                    each(rows, x.$steps(first, n), n, out, $unpack, |lanes, w, x| {
-                        add_scaled(lanes, w, x, |s, w, q| $dot(s, w, q))
-                    })
+                    each::<_, _, _, RUNS_HELD>(
+                        rows,
+                        x.$steps(first, n),
+                        n,
+                        out,
+                        $unpack,
+                        |lanes, w, x| add_scaled(lanes, w, x, |s, w, q| $dot(s, w, q)),
+                    )
                 };
             }
             macro_rules! shifted {
                 ($unpack:expr) => {
-                    each(rows, x.single(first, n), n, out, $unpack, |lanes, w, x| {
-                        add_shifted(lanes, w, x)
-                    })
+                    each::<_, _, _, RUNS_HELD>(
+                        rows,
+                        x.single(first, n),
+                        n,
+                        out,
+                        $unpack,
+                        |lanes, w, x| add_shifted(lanes, w, x),
+                    )
+                };
+            }
+            macro_rules! block {
+                ($dot:ident, $unpack:expr) => {
+                    each::<_, _, _, BLOCKS_HELD>(
+                        rows,
+                        x.block(first, n),
+                        n,
+                        out,
+                        $unpack,
+                        |lanes, w, x| add_block(lanes, w, x, |w, q| $dot(w, q)),
+                    )
                 };
             }
             match format {
@@ -148,6 +176,12 @@ macro_rules! q8_functions {
                     codes: [iq3_s(b, run)],
                     d: half(b.d) * b.scale(run),
                 }),
+                QuantType::Q2_K => block!(dot_positive, |b: &BlockQ2_K, _| blocks::q2_k(b)),
+                QuantType::Q3_K => block!(dot_positive, |b: &BlockQ3_K, _| blocks::q3_k(b)),
+                QuantType::Q4_K => block!(dot_positive, |b: &BlockQ4_K, _| blocks::q4_k(b)),
+                QuantType::Q5_K => block!(dot_positive, |b: &BlockQ5_K, _| blocks::q5_k(b)),
+                QuantType::Q6_K => block!(dot_positive, |b: &BlockQ6_K, _| blocks::q6_k(b)),
+                QuantType::IQ4_XS => block!(dot_signed, |b: &BlockIQ4_XS, _| blocks::iq4_xs(b)),
                 _ => return false,
             }
             true
@@ -156,7 +190,7 @@ macro_rules! q8_functions {
         /// Rows in fours for one vector: four chains of additions hide the latency of one.
         #[inline]
         #[target_feature(enable = $features)]
-        fn each<B: Pod, X, W: Copy>(
+        fn each<B: Pod, X, W: Copy, const HELD: usize>(
             rows: &[u8],
             x: &[X],
             n: usize,
@@ -183,7 +217,7 @@ macro_rules! q8_functions {
                 }
                 return;
             }
-            if per_token > PANEL_STEPS {
+            if per_token > HELD {
                 for (r, out) in out.chunks_exact_mut(n).enumerate() {
                     for (t, out) in out.iter_mut().enumerate() {
                         [[*out]] = group([row(r)], [vector(t)], &unpack, &add);
@@ -191,14 +225,14 @@ macro_rules! q8_functions {
                 }
                 return;
             }
-            many(row, x, n, out, &unpack, &add);
+            many::<_, _, _, HELD>(row, x, n, out, &unpack, &add);
         }
 
         /// As many vectors at a time as the first-level cache holds beside the rows, which are
         /// unpacked a few at a time for all of them.
         #[inline]
         #[target_feature(enable = $features)]
-        fn many<'a, B: Pod, X, W: Copy>(
+        fn many<'a, B: Pod, X, W: Copy, const HELD: usize>(
             row: impl Fn(usize) -> &'a [B],
             x: &[X],
             n: usize,
@@ -209,7 +243,7 @@ macro_rules! q8_functions {
             let (steps, n_rows) = (x.len() / n, out.len() / n);
             let vector = |t: usize| &x[t * steps..(t + 1) * steps];
             let fours = |t: usize| [vector(t), vector(t + 1), vector(t + 2), vector(t + 3)];
-            let mut panel = [const { MaybeUninit::<W>::uninit() }; PANEL_STEPS];
+            let mut panel = [const { MaybeUninit::<W>::uninit() }; HELD];
             let fitting = VECTOR_BYTES / size_of::<X>() / steps.max(1);
             let tile = fitting.max(4) / 4 * 4;
             for first in (0..n).step_by(tile) {
@@ -218,7 +252,7 @@ macro_rules! q8_functions {
                 let mut r = 0;
                 while r < n_rows {
                     let out = &mut out[r * n..];
-                    if n_rows - r >= $rows && $rows * steps <= PANEL_STEPS {
+                    if n_rows - r >= $rows && $rows * steps <= HELD {
                         let panel = &mut panel[..$rows * steps];
                         for (i, panel) in panel.chunks_exact_mut(steps.max(1)).enumerate() {
                             fill(panel, row(r + i), unpack);
@@ -361,9 +395,50 @@ macro_rules! q8_functions {
             let m = _mm256_mul_ps(_mm256_set1_ps(w.m), scales);
             let d = _mm256_mul_ps(_mm256_set1_ps(w.d), scales);
             let of_codes = _mm256_cvtepi32_ps(load_sums(&x.start));
-            let sums = dot_small(_mm256_setzero_si256(), [w.codes], [load(&x.codes[0])]);
+            let sums = dot_positive(w.codes, load(&x.codes[0]));
             let lanes = _mm256_fmadd_ps(of_codes, m, lanes);
             _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums), d, lanes)
+        }
+
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn add_block<const SCALES: usize, const MINIMA: usize>(
+            mut lanes: __m256,
+            w: &BlockWeights<SCALES, MINIMA>,
+            x: &BlockStep,
+            dot: impl Fn(__m256i, __m256i) -> __m256i,
+        ) -> __m256 {
+            let s = load_scales(&x.scales);
+            let [first, second] = x
+                .sums
+                .each_ref()
+                .map(|sums| load_half(bytemuck::cast_ref(sums)));
+            let sums = if MINIMA == 1 {
+                [_mm_add_epi16(first, second), second]
+            } else {
+                [first, second]
+            };
+            for (minima, sums) in w.minima.into_iter().zip(sums) {
+                let sums = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(sums));
+                lanes = _mm256_fmadd_ps(sums, _mm256_mul_ps(minima, s), lanes);
+            }
+            // For halves: those of runs 0, 1, 4 and 5, and those of the others, side by side.
+            let first = _mm256_mul_ps(w.scales[0], s);
+            let second = _mm256_mul_ps(w.scales[SCALES - 1], s);
+            let even = _mm256_unpacklo_ps(first, second);
+            let odd = _mm256_unpackhi_ps(first, second);
+            for (r, (w, q)) in (0..).zip(w.codes.into_iter().zip(&x.codes)) {
+                let scale = if SCALES == 1 {
+                    _mm256_permutevar8x32_ps(first, _mm256_set1_epi32(r))
+                } else {
+                    let (a, b) = ((r & 4) + 2 * (r & 1), (r & 4) + 2 * (r & 1) + 1);
+                    let order = _mm256_setr_epi32(a, a, a, a, b, b, b, b);
+                    _mm256_permutevar8x32_ps(if r & 2 == 0 { even } else { odd }, order)
+                };
+                let sums = _mm256_cvtepi32_ps(dot(w, load(q)));
+                lanes = _mm256_fmadd_ps(sums, scale, lanes);
+            }
+            lanes
         }
 
         /// Lane `l` takes lane `l + 4`, then `l + 2`, `l + 1`.
@@ -399,13 +474,25 @@ mod avx2 {
         _mm256_add_epi32(start, sums)
     }
 
-    /// Signs move from the weights to the codes; at most 2 * 128 * 127 a pair.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn dot_wide(_: __m256i, [weights]: [__m256i; 1], [codes]: [__m256i; 1]) -> __m256i {
-        let codes = _mm256_sign_epi8(codes, weights);
-        let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), codes);
+        dot_signed(weights, codes)
+    }
+
+    /// At most 2 * 127 * 127 a pair.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn dot_positive(weights: __m256i, codes: __m256i) -> __m256i {
+        let pairs = _mm256_maddubs_epi16(weights, codes);
         _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
+    }
+
+    /// Signs move from the weights to the codes; at most 2 * 128 * 127 a pair.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn dot_signed(weights: __m256i, codes: __m256i) -> __m256i {
+        dot_positive(_mm256_abs_epi8(weights), _mm256_sign_epi8(codes, weights))
     }
 }
 
@@ -438,5 +525,18 @@ mod vnni {
     fn dot_wide(start: __m256i, [weights]: [__m256i; 1], [codes]: [__m256i; 1]) -> __m256i {
         let weights = _mm256_xor_si256(weights, _mm256_set1_epi8(i8::MIN));
         _mm256_dpbusd_epi32(start, weights, codes)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+    fn dot_positive(weights: __m256i, codes: __m256i) -> __m256i {
+        _mm256_dpbusd_epi32(_mm256_setzero_si256(), weights, codes)
+    }
+
+    /// Signs move from the weights to the codes.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+    fn dot_signed(weights: __m256i, codes: __m256i) -> __m256i {
+        dot_positive(_mm256_abs_epi8(weights), _mm256_sign_epi8(codes, weights))
     }
 }

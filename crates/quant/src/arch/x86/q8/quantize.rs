@@ -8,7 +8,7 @@
 use std::arch::x86_64::*;
 
 use super::unpack::load_scales;
-use crate::arch::q8::{Step, scale_and_inverse};
+use crate::arch::q8::{BlockStep, Step, scale_and_inverse};
 use crate::arch::x86::Avx2;
 
 impl Avx2 {
@@ -22,6 +22,12 @@ impl Avx2 {
     pub(crate) fn quantize_double(self, x: &[[f32; 64]], offset: i32, steps: &mut [Step<2>]) {
         // SAFETY: `self` exists only where the features were found.
         unsafe { double(x, offset, steps) }
+    }
+
+    /// As [`quantize_blocks`](crate::arch::q8::quantize_blocks) of `arch::q8`.
+    pub(crate) fn quantize_blocks(self, x: &[[f32; 256]], steps: &mut [BlockStep]) {
+        // SAFETY: `self` exists only where the features were found.
+        unsafe { blocks(x, steps) }
     }
 }
 
@@ -56,6 +62,23 @@ fn double(x: &[[f32; 64]], offset: i32, steps: &mut [Step<2>]) {
         step.codes = [low, high].map(|codes| bytemuck::cast(to_bytes(codes)));
         step.start = bytemuck::cast(to_bytes(start));
         step.scales = [a, a, b, b, a, a, b, b];
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn blocks(x: &[[f32; 256]], steps: &mut [BlockStep]) {
+    for (x, step) in x.iter().zip(steps) {
+        for (r, x) in x.as_chunks().0.iter().enumerate() {
+            let (codes, scale) = quantize(x);
+            step.codes[r] = bytemuck::cast(to_bytes(codes));
+            let sums = lane_sums(codes);
+            let sums = _mm256_hadd_epi32(sums, sums);
+            let sums = _mm256_hadd_epi32(sums, sums);
+            // At most 16 * 127.
+            step.sums[0][r] = _mm256_extract_epi32::<0>(sums) as i16;
+            step.sums[1][r] = _mm256_extract_epi32::<4>(sums) as i16;
+            step.scales[r] = scale;
+        }
     }
 }
 

@@ -36,7 +36,7 @@ pub(super) fn load_scales(scales: &[f32; 8]) -> __m256 {
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn load_half(bytes: &[u8; 16]) -> __m128i {
+pub(super) fn load_half(bytes: &[u8; 16]) -> __m128i {
     // SAFETY: the array is the sixteen bytes that are read; no alignment is asked for.
     unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) }
 }

@@ -567,9 +567,9 @@ impl fmt::Display for ProfileFault {
         match *self {
             Self::Magic { found } => write!(
                 f,
-                "it begins with {:?}, expected {:?}",
-                found.escape_ascii().to_string(),
-                PROFILE_MAGIC.escape_ascii().to_string()
+                "it begins with \"{}\", expected \"{}\"",
+                found.escape_ascii(),
+                PROFILE_MAGIC.escape_ascii()
             ),
             Self::Version { found } => write!(f, "version is {found}, expected 1 or 2"),
             Self::Length {
@@ -1143,6 +1143,12 @@ mod tests {
         assert!(text().ends_with("65 bytes, expected 68") && text().contains("model.strp"));
         fs::write(&path, b"GGUF").expect("writable");
         assert!(text().contains("\"GGUF\", expected \"STRP\""));
+        fs::write(&path, b"{}\n").expect("writable");
+        assert!(
+            text().contains(r#""{}\n\x00", expected "STRP""#),
+            "{}",
+            text()
+        );
         // A header that promises 34 GB allocates nothing.
         let mut bytes = example_bytes();
         bytes[8..16].copy_from_slice(&[0xFF, 0xFF, 0, 0, 0xFF, 0x7F, 0, 0]);

@@ -11,7 +11,7 @@ use thalweg_eval::HostConstants;
 use thalweg_eval::choose::{Bar, Candidate, Choice, EngineFacts, QualityCost, Request, choose};
 use thalweg_eval::latency::union::count_unions;
 
-use thalweg_examples_common::{note, print_line};
+use thalweg_examples_common::{count, note, print_line, whole};
 
 use crate::input::Input;
 use crate::replay::{TraceArgs, policy};
@@ -48,15 +48,15 @@ pub(crate) struct ChooseArgs {
     turn_seconds: Option<f64>,
 
     /// Tokens of the turn's prompt
-    #[arg(long, value_name = "TOKENS", requires = "turn_seconds")]
+    #[arg(long, value_name = "TOKENS", requires = "turn_seconds", value_parser = whole)]
     prompt: Option<u64>,
 
     /// Tokens of the turn's reply
-    #[arg(long, value_name = "TOKENS", requires = "turn_seconds")]
+    #[arg(long, value_name = "TOKENS", requires = "turn_seconds", value_parser = whole)]
     reply: Option<u64>,
 
     /// Prompt tokens taken in at once: each chunk reads the experts that its tokens need
-    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = whole)]
     chunk: u64,
 
     /// Slots a layer [default: quarters of the experts, and what a token needs]
@@ -86,7 +86,7 @@ pub(crate) struct ChooseArgs {
     queue_depth: f64,
 
     /// Show so many of the ranked configurations
-    #[arg(long, value_name = "N", default_value_t = 20)]
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = count)]
     top: usize,
 
     /// Print one JSON object with all of them

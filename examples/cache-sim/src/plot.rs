@@ -12,7 +12,7 @@ use thalweg_cache::{Bias, Moce, PolicyKind, RangeAvg};
 use thalweg_eval::HostConstants;
 use thalweg_eval::latency::{DecodeLoad, DecodeModel, DecodeParts};
 use thalweg_eval::plot::{Figure, Panel, Series};
-use thalweg_examples_common::{check_outputs, note, print_line, read_text, write_whole};
+use thalweg_examples_common::{check_outputs, note, print_line, read_text, whole, write_whole};
 
 use crate::input::Input;
 use crate::sweep::progress;
@@ -64,7 +64,7 @@ pub(crate) struct PlotArgs {
     queue_depth: f64,
 
     /// Bytes of one expert in the prediction [default: as in the sweep]
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = whole)]
     expert_bytes: Option<u64>,
 }
 

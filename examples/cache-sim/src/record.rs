@@ -9,7 +9,8 @@ use clap::Args;
 use serde_json::json;
 use thalweg::{Gguf, Observer, Routing, Text};
 use thalweg_examples_common::{
-    CountBar, ModelArgs, Settings, StatsFormat, check_outputs, print_line, print_stats, read_text,
+    CountBar, ModelArgs, Settings, StatsFormat, check_outputs, count, print_line, print_stats,
+    read_text,
 };
 use thalweg_runtime::{FingerprintDepth, ModelSpec, TraceLogits, TraceRecorder, fingerprint};
 
@@ -39,11 +40,11 @@ pub(crate) struct RecordArgs {
     out: PathBuf,
 
     /// Most tokens of the trace, an equal share for each text [default: all]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count)]
     max_tokens: Option<usize>,
 
     /// Tokens of context: longer documents are cut
-    #[arg(long, value_name = "TOKENS", default_value_t = 2048)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 2048, value_parser = count)]
     ctx: usize,
 
     /// What is kept of the router's logits: none, f16, f32 or top:M

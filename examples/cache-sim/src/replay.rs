@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use thalweg_cache::sim::{self, KeepMap, Scope};
 use thalweg_cache::{Bias, ExpertKey, Key, Moce, PolicyKind};
-use thalweg_examples_common::print_line;
+use thalweg_examples_common::{print_line, whole};
 use thalweg_store::Profile;
 
 use crate::input::Input;
@@ -52,7 +52,7 @@ pub(crate) struct ReplayArgs {
     profile: Option<PathBuf>,
 
     /// Serve so many tokens before counting
-    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 0, value_parser = whole)]
     skip: u64,
 
     /// Start every document with empty caches
@@ -60,7 +60,7 @@ pub(crate) struct ReplayArgs {
     clear: bool,
 
     /// Keep an expert only on its second miss within so many
-    #[arg(long, value_name = "MISSES")]
+    #[arg(long, value_name = "MISSES", value_parser = whole)]
     second_miss: Option<u64>,
 
     /// Print one JSON object
@@ -76,7 +76,7 @@ pub(crate) struct TraceArgs {
     pub(crate) trace: PathBuf,
 
     /// Bytes of one expert [default: as noted in the trace]
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = whole)]
     pub(crate) expert_bytes: Option<u64>,
 }
 

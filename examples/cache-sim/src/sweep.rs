@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 use thalweg_cache::sim::{self, KeepMap, RoutedReport, Score, Usage};
 use thalweg_cache::{AccessLog, Bias, Moce, PolicyKind, RangeAvg};
-use thalweg_examples_common::{check_outputs, print_line, write_whole};
+use thalweg_examples_common::{check_outputs, print_line, whole, write_whole};
 
 use crate::input::Input;
 use crate::replay::{ScopeArg, TraceArgs, policy};
@@ -79,11 +79,11 @@ pub(crate) struct SweepArgs {
     protect: u8,
 
     /// Serve so many tokens before counting
-    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 0, value_parser = whole)]
     skip: u64,
 
     /// Use only the first tokens of the trace
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", value_parser = whole)]
     max_tokens: Option<u64>,
 }
 

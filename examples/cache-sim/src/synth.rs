@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::json;
 use thalweg_cache::sim::{Synthetic, SyntheticConfig};
 use thalweg_cache::{KeySpace, Router, Weights};
-use thalweg_examples_common::{check_outputs, print_line};
+use thalweg_examples_common::{check_outputs, print_line, whole};
 use thalweg_runtime::TraceLogits;
 use thalweg_trace::{FileWriter, LayerChoice, RecordBuf, Shape};
 
@@ -37,7 +37,7 @@ pub(crate) struct SynthArgs {
     k: u16,
 
     /// Tokens
-    #[arg(long, value_name = "N", default_value_t = 2048)]
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = whole)]
     tokens: u64,
 
     /// Spread of popularity in nats; 0 uses all experts alike
@@ -53,11 +53,11 @@ pub(crate) struct SynthArgs {
     persistence: f64,
 
     /// Seed
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole)]
     seed: u64,
 
     /// Bytes of one expert, noted in the trace
-    #[arg(long, value_name = "BYTES", default_value_t = 1_382_400)]
+    #[arg(long, value_name = "BYTES", default_value_t = 1_382_400, value_parser = whole)]
     expert_bytes: u64,
 
     /// What is kept of the logits: none, f16, f32 or top:M

@@ -12,7 +12,7 @@ use thalweg::{
     Engine, Event, Finish, GenerateOptions, Message, Reply, SamplerOptions, Session, Text, generate,
 };
 use thalweg_examples_common::{
-    CountBar, ModelArgs, Settings, StatsFormat, note, parse, print_stats, report,
+    CountBar, ModelArgs, Settings, StatsFormat, count, note, parse, print_stats, report, whole,
 };
 
 /// Talk with a model.
@@ -26,7 +26,7 @@ struct Args {
     model: ModelArgs,
 
     /// Tokens of context: the whole conversation must fit
-    #[arg(long, value_name = "TOKENS", default_value_t = 2048)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 2048, value_parser = count)]
     ctx: usize,
 
     /// Most tokens of a reply
@@ -34,7 +34,8 @@ struct Args {
         short = 'n',
         long = "tokens",
         value_name = "TOKENS",
-        default_value_t = 256
+        default_value_t = 256,
+        value_parser = count
     )]
     max_tokens: usize,
 
@@ -47,7 +48,7 @@ struct Args {
     top_p: f32,
 
     /// Seed of the sampler
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole)]
     seed: u64,
 
     /// Instructions that open the conversation

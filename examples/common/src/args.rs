@@ -13,7 +13,7 @@ use thalweg::{
     Profile, ReadAhead, ReaderKind, WatchdogOptions,
 };
 
-use crate::{CountBar, note, note_budget};
+use crate::{CountBar, count, note, note_budget};
 
 /// Flags that say which model to open and what it may use.
 #[derive(Debug, Clone, Args)]
@@ -29,11 +29,11 @@ pub struct ModelArgs {
     pub budget: Option<u64>,
 
     /// Prompt tokens taken in at once; does not change the output [default: chosen by the budget]
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", value_parser = count)]
     pub chunk: Option<usize>,
 
     /// Compute threads; does not change the output [default: all cores]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count)]
     pub threads: Option<usize>,
 
     /// Precision of tokens' vectors in matrix products: f32 (the reference) or q8 (eight bits, much
@@ -43,7 +43,7 @@ pub struct ModelArgs {
 
     /// Expert slots in each layer, at least the experts that a token uses; does not change the
     /// output [default: as many as the budget holds]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count)]
     pub slots: Option<usize>,
 
     /// Most bytes of expert slots, part of the budget [default: what the budget leaves]
@@ -51,7 +51,7 @@ pub struct ModelArgs {
     pub arena: Option<u64>,
 
     /// Slots that a long prompt's experts and read-ahead pass through [default: by the budget]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count)]
     pub transit: Option<usize>,
 
     /// An .experts file that `pack` made of the model: one aligned read an expert
@@ -68,16 +68,16 @@ pub struct ModelArgs {
     pub reader: ReaderKind,
 
     /// Reads under way at the same time [default: as many as are of use, by the budget]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count)]
     pub reads: Option<usize>,
 
     /// While generating, read ahead the N likeliest missing experts of the next layer; does not
     /// change the output
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = count)]
     pub readahead: usize,
 
     /// The same for the layer behind the next
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = count)]
     pub readahead2: usize,
 
     /// While a prompt's experts stream through a layer, begin with the next layer's; does not

@@ -16,11 +16,36 @@ pub fn parse<A: Parser>() -> A {
     A::from_arg_matches(&matches).unwrap_or_else(|e| e.format(&mut A::command()).exit())
 }
 
+/// A count, such as tokens or slots. For clap's own parser of the type a negative number has an
+/// invalid digit.
+///
+/// # Errors
+/// With the range.
+pub fn count(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| range(usize::MAX))
+}
+
+/// The same of 64 bits, for seeds, bytes and tokens of a trace.
+///
+/// # Errors
+/// With the range.
+pub fn whole(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| range(u64::MAX))
+}
+
+fn range(most: impl std::fmt::Display) -> String {
+    format!("expected a whole number from 0 to {most}")
+}
+
 fn with_negative_numbers(command: Command) -> Command {
     command
         .mut_args(|arg| {
             let takes_values = arg.get_action().takes_values();
+            // `-1GiB` is no number to clap.
+            let names = arg.get_value_names().unwrap_or_default();
+            let is_size = names.iter().any(|name| name.as_str() == "SIZE");
             arg.allow_negative_numbers(takes_values)
+                .allow_hyphen_values(is_size)
         })
         .mut_subcommands(with_negative_numbers)
 }
@@ -56,6 +81,8 @@ mod tests {
     struct Args {
         #[arg(long)]
         temp: f32,
+        #[arg(long, value_name = "SIZE")]
+        budget: String,
         #[arg(long)]
         loud: bool,
         #[command(subcommand)]
@@ -73,11 +100,25 @@ mod tests {
     #[test]
     fn negative_numbers_are_values_of_flags_and_of_subcommands_flags() {
         let command = with_negative_numbers(Args::command());
-        let line = ["x", "--temp", "-1.5", "--loud", "one", "-k", "-3"];
+        let line = [
+            "x", "--temp", "-1.5", "--budget", "-1GiB", "--loud", "one", "-k", "-3",
+        ];
         let matches = command.try_get_matches_from(line).expect("values");
         let args = Args::from_arg_matches(&matches).expect("complete");
         let Part::One { k } = args.part;
         assert!(args.temp < -1.0 && args.loud && k == -3);
+        assert_eq!(args.budget, "-1GiB");
+    }
+
+    #[test]
+    fn a_count_says_its_range() {
+        assert_eq!(count("7"), Ok(7));
+        for text in ["-1", "1.5", "", "99999999999999999999"] {
+            assert!(
+                count(text).is_err_and(|e| e.contains("from 0 to")),
+                "{text}"
+            );
+        }
     }
 
     #[test]

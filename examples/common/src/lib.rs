@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 pub use args::{ModelArgs, Switch};
-pub use flags::{note_budget, parse};
+pub use flags::{count, note_budget, parse, whole};
 pub use live::Live;
 pub use output::{check_outputs, read_file, read_text, write_whole};
 pub use progress::CountBar;

@@ -8,7 +8,8 @@ use anyhow::Result;
 use clap::Parser;
 use thalweg::{Event, Finish, GenerateOptions, Message, SamplerOptions, Text, generate};
 use thalweg_examples_common::{
-    CountBar, Live, ModelArgs, PerToken, Settings, StatsFormat, note, parse, print_stats, report,
+    CountBar, Live, ModelArgs, PerToken, Settings, StatsFormat, count, note, parse, print_stats,
+    report, whole,
 };
 
 /// Generate a reply to a prompt.
@@ -33,12 +34,13 @@ struct Args {
         short = 'n',
         long = "tokens",
         value_name = "TOKENS",
-        default_value_t = 128
+        default_value_t = 128,
+        value_parser = count
     )]
     max_tokens: usize,
 
     /// Tokens of context [default: what the prompt and the reply need]
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", value_parser = count)]
     ctx: Option<usize>,
 
     /// Temperature; 0 always takes the best token
@@ -46,7 +48,7 @@ struct Args {
     temp: f32,
 
     /// Keep only the K best tokens; 0 keeps all
-    #[arg(long, value_name = "K", default_value_t = 0)]
+    #[arg(long, value_name = "K", default_value_t = 0, value_parser = count)]
     top_k: usize,
 
     /// Keep the best tokens that together have probability P
@@ -62,7 +64,7 @@ struct Args {
     repeat_penalty: f32,
 
     /// Seed of the sampler
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole)]
     seed: u64,
 
     /// Take the prompt as it is: no chat template, markers such as <|im_start|> parsed

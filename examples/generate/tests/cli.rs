@@ -65,6 +65,22 @@ fn settings_that_mean_everything_are_words_and_a_huge_budget_is_noted() {
 }
 
 #[test]
+fn negative_numbers_are_answered_with_the_range() {
+    for (flag, value, expected) in [
+        ("--ctx", "-1", "from 0 to"),
+        ("--slots", "-6", "from 0 to"),
+        ("--budget", "-1GiB", "as a size in bytes"),
+        ("--seed", "-1", "from 0 to"),
+    ] {
+        let output = generate(&[flag, value, PROMPT]);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        let first = error.lines().next().unwrap();
+        assert!(first.contains(flag) && first.contains(expected), "{error}");
+    }
+}
+
+#[test]
 fn a_missing_model_is_named_once() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_generate"));
     let output = command

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Parser;
+use thalweg_examples_common::{count, whole};
 use thalweg_runtime::{ReaderKind, parse_bytes};
 
 /// Show how a budget would be divided, and what to expect of it, before anything is loaded.
@@ -33,15 +34,15 @@ pub(crate) struct Args {
     pub(crate) budget: Option<u64>,
 
     /// Tokens of the longest sequence
-    #[arg(long, value_name = "TOKENS", default_value_t = 4096)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 4096, value_parser = count)]
     pub(crate) ctx: usize,
 
     /// Prompt tokens taken in at once [default: chosen by the budget]
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", value_parser = count)]
     pub(crate) chunk: Option<usize>,
 
     /// Compute threads [default: all cores]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count)]
     pub(crate) threads: Option<usize>,
 
     /// How experts are read: pread, pool or uring
@@ -72,7 +73,7 @@ pub(crate) struct Args {
     pub(crate) profile: Option<PathBuf>,
 
     /// Tokens of the prompt in the forecast; needs --host
-    #[arg(long, value_name = "TOKENS", default_value_t = 1024, requires = "host")]
+    #[arg(long, value_name = "TOKENS", default_value_t = 1024, requires = "host", value_parser = whole)]
     pub(crate) prompt: u64,
 
     /// Read experts for a few seconds: from the model file and from the sidecar if there is one,

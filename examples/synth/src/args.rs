@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Parser;
+use thalweg_examples_common::{count, whole};
 use thalweg_gguf::TensorType;
 use thalweg_testkit::SyntheticModel;
 
@@ -31,26 +32,26 @@ pub(crate) struct Args {
     pub(crate) out: Option<PathBuf>,
 
     /// Layers
-    #[arg(long, value_name = "N", default_value_t = 48)]
+    #[arg(long, value_name = "N", default_value_t = 48, value_parser = count)]
     layers: usize,
     /// Width of the residual, a multiple of 64 from 256 on
-    #[arg(long, value_name = "N", default_value_t = 2560)]
+    #[arg(long, value_name = "N", default_value_t = 2560, value_parser = count)]
     hidden: usize,
     /// Every n-th layer is sparse attention, the others are gated delta nets
-    #[arg(long, value_name = "N", default_value_t = 4)]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = count)]
     attention_every: usize,
 
     /// Experts in each layer
-    #[arg(long, value_name = "N", default_value_t = 256)]
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = count)]
     experts: usize,
     /// Experts that a token uses
-    #[arg(long, value_name = "N", default_value_t = 10)]
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = count)]
     top_k: usize,
     /// Width of an expert [default: a quarter of --hidden]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count)]
     expert_width: Option<usize>,
     /// Width of the shared expert [default: as --expert-width]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count)]
     shared_width: Option<usize>,
     /// Type of the experts: q2_0, iq3_s, q4_k and others (an unknown one lists all)
     #[arg(long, value_name = "TYPE", default_value = "q2_0", value_parser = tensor_type)]
@@ -60,24 +61,24 @@ pub(crate) struct Args {
     dense_type: TensorType,
 
     /// Query heads [default: 24 of 256 at a width of 2560, in proportion otherwise]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count)]
     heads: Option<usize>,
     /// Key and value heads, a divisor of --heads [default: 2]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count)]
     kv_heads: Option<usize>,
     /// Width of an attention head; delta nets have heads half as wide [default: 256, less for
     /// small models]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count)]
     head_dim: Option<usize>,
 
     /// Tokens in the vocabulary, 261 to 262144
-    #[arg(long, value_name = "N", default_value_t = 8192)]
+    #[arg(long, value_name = "N", default_value_t = 8192, value_parser = count)]
     vocab: usize,
     /// Context that the model claims to be trained for; nothing is sized by it
-    #[arg(long, value_name = "TOKENS", default_value_t = 262_144)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 262_144, value_parser = count)]
     ctx: usize,
     /// Rows in each hash head of the n-gram embedding
-    #[arg(long, value_name = "N", default_value_t = 20_000)]
+    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = count)]
     ngram_rows: usize,
     /// Leave the n-gram embedding out
     #[arg(long, conflicts_with = "ngram_rows")]
@@ -92,7 +93,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
     correlation: f64,
     /// Weights follow from it
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole)]
     seed: u64,
 
     /// Check the flags and print the size of the file, but write nothing

@@ -32,7 +32,9 @@ const PICTURES: [&str; 4] = [
 ///
 /// misses.svg: misses against lambda with routing KL, by policy; misses_by_map.svg: the same for
 /// lru, by keep-map; tokens_per_s.svg: predicted decode rate against lambda, by keep-map;
-/// hit_rate.svg (with --trace): hit rate against slots, by policy, with Belady's bound.
+/// hit_rate.svg (with --trace): hit rate against slots, by policy, with Belady's bound. Each is
+/// written whole or not at all; a killed run leaves at most `.NAME.partial`, which the next one takes
+/// over.
 #[derive(Debug, Args)]
 pub(crate) struct PlotArgs {
     /// Lines written by sweep

@@ -25,7 +25,9 @@ use crate::report;
 /// Routing is closed loop with the hidden states of the recorded run. belady_min cannot know what a
 /// biased router will ask for: its rows are the fewest misses for what lru's run asked for.
 ///
-/// One JSON object a line, always in the same order, each with every setting.
+/// One JSON object a line, always in the same order, each with every setting. Files are written when
+/// all is simulated, whole or not at all; a killed run leaves at most `.NAME.partial`, which the next
+/// one takes over.
 #[derive(Debug, Args)]
 pub(crate) struct SweepArgs {
     #[command(flatten)]

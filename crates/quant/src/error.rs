@@ -93,6 +93,19 @@ pub enum Error {
         /// The value found there.
         value: f32,
     },
+    /// An importance weight is NaN, infinite or negative.
+    #[error(
+        "cannot quantize to {format}: the importance of element {index} is {value}; it must be \
+         finite and not negative"
+    )]
+    Importance {
+        /// Name of the block format.
+        format: &'static str,
+        /// Index of the first such element.
+        index: usize,
+        /// The weight found there.
+        value: f32,
+    },
     /// A finite value is too large: its code or its block's scale would become infinite.
     #[error("cannot quantize to {format}: element {index} is {value}, beyond the format's range")]
     OutOfRange {

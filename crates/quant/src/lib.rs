@@ -2,6 +2,7 @@
 #![deny(unsafe_code)]
 
 pub mod arch;
+pub mod encode;
 mod error;
 mod format;
 pub mod formats;

@@ -1,9 +1,13 @@
 //! The fitted quantizers: against searches over everything, worked numbers, and other quantizers.
 
+#[path = "encode/against_ggml.rs"]
+mod against_ggml;
 #[path = "encode/q2_0.rs"]
 mod q2_0;
 #[path = "encode/rows.rs"]
 mod rows;
+#[path = "encode/sixteen.rs"]
+mod sixteen;
 
 use thalweg_quant::{QuantType, encode};
 

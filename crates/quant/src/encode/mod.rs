@@ -8,7 +8,9 @@
 //! Invariants: (1) the objective is `F = sum_j w_j (x_j - weight_j)^2` of what decode returns, the
 //! rounding of scales to halves included; (2) a block depends on its own values and weights alone.
 
+mod candidates;
 mod q2_0;
+mod sixteen;
 
 pub use q2_0::{LEVELS_Q2_0, Q2Fit, fit_exact, fit_lloyd, nearest_levels};
 
@@ -26,12 +28,15 @@ pub fn can_encode(format: QuantType) -> bool {
 /// Whether [`encode_row`] fits this format, that is, whether importance weights change its bytes.
 #[must_use]
 pub fn is_fitted(format: QuantType) -> bool {
-    matches!(format, QuantType::Q2_0)
+    matches!(
+        format,
+        QuantType::Q2_0 | QuantType::IQ4_NL | QuantType::Q4_0
+    )
 }
 
 /// Quantizes `values` (`[n]`) into `out`, minimizing the error weighted by `importance` (`[n]`).
 ///
-/// Q2_0 is fitted exactly: no scale of either sign, rounded to a half, and no codes give a smaller
+/// Q2_0, IQ4_NL and Q4_0 are fitted exactly: no scale of either sign, rounded to a half, and no codes give a smaller
 /// weighted error of a block.
 /// Formats that only have a reference quantizer get its bytes, whatever the importance;
 /// [`is_fitted`] tells. Weights matter relative to each other within a block; a block of weights
@@ -78,6 +83,12 @@ pub fn encode_row(
     match format {
         QuantType::Q2_0 => {
             encode_blocks::<formats::Q2_0, 64>(values, importance, out, q2_0::encode);
+        }
+        QuantType::IQ4_NL => {
+            encode_blocks::<formats::IQ4_NL, 32>(values, importance, out, sixteen::encode_iq4_nl);
+        }
+        QuantType::Q4_0 => {
+            encode_blocks::<formats::Q4_0, 32>(values, importance, out, sixteen::encode_q4_0);
         }
         _ => return format.quantize_row(values, out),
     }

@@ -1,17 +1,16 @@
 //! Q2_0: the exact signed fit, and Lloyd's iteration to compare it with.
 //!
-//! Owns the search for the scale and codes of a block of 64. Does not own the layout
-//! (`formats/q2_0.rs`). Memory: 8 KiB of stack a block.
-//! Invariants: (1) for given codes `q` the best scale is `A / B`, `A = sum w x q`,
-//! `B = sum w q^2`, and lowers the error by `A^2 / B`; the best codes of a scale are the nearest
-//! levels; so the best pair is among the code vectors that nearest levels pass through while the
-//! scale falls from infinity to zero, once for each sign; (2) for given codes the error is a
-//! parabola in the scale, so the best half is the one nearest to `A / B`.
-//! Cost: one sort of 64 magnitudes, at most 192 code vectors; no branch depends on the values but
-//! for the choice among the best.
+//! Owns the walk over all scales of a block of 64. Does not own the choice among what it passes
+//! (`candidates.rs`) nor the layout (`formats/q2_0.rs`). Memory: 10 KiB of stack a block.
+//! Invariant: (1) the best codes of a scale are the nearest levels, so the best pair is among the
+//! code vectors that nearest levels pass through while the scale falls from infinity to zero, once
+//! for each sign.
+//! Cost: one sort of 64 magnitudes, at most 128 code vectors a sign; no branch depends on the
+//! values but for the choice among the best.
 
 use bytemuck::Zeroable;
 
+use super::candidates::Candidates;
 use super::{ONES, check_importance, check_values};
 use crate::formats::{BlockQ2_0, F16Le};
 use crate::{Error, Result};
@@ -23,10 +22,6 @@ pub const LEVELS_Q2_0: [i8; 4] = [-1, 0, 1, 2];
 const LEN: usize = 64;
 /// Code vectors of one sign: each magnitude may step from 0 to 1 and from 1 to 2.
 const STEPS: usize = 2 * LEN;
-/// Gains compared at a time.
-const LANES: usize = 8;
-/// The largest finite half.
-const MAX_HALF: f64 = 65504.0;
 
 /// A scale, before it is rounded to a half, and what it is worth.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -49,7 +44,7 @@ pub struct Q2Fit {
 /// [`Error::NonFinite`] and [`Error::Importance`] as [`encode_row`](super::encode_row).
 pub fn fit_exact(values: &[f32], importance: Option<&[f32]>) -> Result<Q2Fit> {
     let (values, weights) = padded(values, importance)?;
-    let best = Sweep::new(&values, &weights).best();
+    let best = sweep(&values, &weights).best();
     Ok(Q2Fit {
         scale: best.scale(),
         gain: best.gain(),
@@ -119,7 +114,7 @@ pub fn nearest_levels(values: &[f32], scale: f64, levels: &mut [i8]) {
 
 /// The block of least weighted error, over all halves of either sign and all codes.
 pub(super) fn encode(values: &[f32; LEN], weights: &[f32; LEN]) -> BlockQ2_0 {
-    pack(values, Sweep::new(values, weights).best_half())
+    pack(values, sweep(values, weights).best_half())
 }
 
 /// Up to 64 values and their weights, with zeros behind them, which no sum notices.
@@ -145,187 +140,59 @@ fn padded(values: &[f32], importance: Option<&[f32]>) -> Result<([f32; LEN], [f3
     Ok((x, w))
 }
 
-/// The sums of one code vector, for a scale of the sign `sign`.
-#[derive(Debug, Clone, Copy)]
-struct Candidate {
-    sign: f64,
-    a: f64,
-    b: f64,
-}
-
-impl Candidate {
-    const ZERO: Self = Self {
-        sign: 1.0,
-        a: 0.0,
-        b: 0.0,
-    };
-
-    fn gain(self) -> f64 {
-        if self.b > 0.0 {
-            self.a * self.a / self.b
-        } else {
-            0.0
+/// Walks down the scales.
+///
+/// With y = sign * x, a level changes from 0 to 1 or -1 where the scale falls below 2 |y|, and
+/// from 1 to 2 for y > 0 where it falls below y / 1.5. Both are in the order of falling |x|, so
+/// one sort serves both signs, and a merge of two sorted lists gives the order of all steps:
+/// the first kind comes first while 3 |x_first| >= |x_second|, which f64 compares exactly.
+fn sweep(values: &[f32; LEN], weights: &[f32; LEN]) -> Candidates<STEPS> {
+    /// One past the last first step: its place holds a key that loses to everything.
+    const SECOND: usize = LEN + 1;
+    let order = by_falling_magnitude(values);
+    // [first steps, end, second steps, end]; keys are the bits of positive f64, whose order is
+    // that of integers.
+    let mut key = [[-1_i64; 2 * LEN + 2]; 2];
+    // The end of the first list loses even to that of the second: a walk that is over idles in
+    // the zeros behind its second steps while the other sign's goes on.
+    key[0][LEN] = -2;
+    key[1][LEN] = -2;
+    let mut da = [[0.0; 2 * LEN + 2]; 2];
+    let mut db = [[0.0; 2 * LEN + 2]; 2];
+    let mut n_second = [0; 2];
+    for (slot, &i) in order.iter().enumerate() {
+        let i = usize::from(i);
+        let (x, w) = (values[i], f64::from(weights[i]));
+        let magnitude = f64::from(x.abs());
+        let s = usize::from(x.is_sign_negative());
+        for s in 0..2 {
+            key[s][slot] = (3.0 * magnitude).to_bits().cast_signed();
+            da[s][slot] = w * magnitude;
+            db[s][slot] = w;
+        }
+        let second = SECOND + n_second[s];
+        key[s][second] = magnitude.to_bits().cast_signed();
+        da[s][second] = w * magnitude;
+        db[s][second] = 3.0 * w;
+        n_second[s] += 1;
+    }
+    let n_steps = LEN + n_second[0].max(n_second[1]);
+    let mut candidates = Candidates::new();
+    let (mut first, mut second) = ([0; 2], [SECOND; 2]);
+    let (mut a, mut b) = ([0.0; 2], [0.0; 2]);
+    for step in 0..n_steps {
+        // Two independent chains: one waits for its loads while the other runs.
+        for s in 0..2 {
+            let is_first = usize::from(key[s][first[s]] >= key[s][second[s]]);
+            let at = second[s] ^ ((first[s] ^ second[s]) & is_first.wrapping_neg());
+            a[s] += da[s][at];
+            b[s] += db[s][at];
+            candidates.put(s, step, a[s], b[s]);
+            first[s] += is_first;
+            second[s] += 1 - is_first;
         }
     }
-
-    fn scale(self) -> f64 {
-        if self.b > 0.0 {
-            self.sign * (self.a / self.b)
-        } else {
-            0.0
-        }
-    }
-
-    /// The half nearest to the best scale, and what is gained with it: no less than the sweep's
-    /// codes gain, since nearest levels are no worse.
-    fn rounded(self) -> (F16Le, f64) {
-        let d = half::f16::from_f64(self.scale().clamp(-MAX_HALF, MAX_HALF));
-        let magnitude = d.to_f64().abs();
-        (
-            F16Le::from_bits(d.to_bits()),
-            magnitude * (2.0 * self.a - self.b * magnitude),
-        )
-    }
-}
-
-/// The sums of all code vectors of both signs.
-struct Sweep {
-    /// `[sign][step]`, sign 0 being positive scales.
-    a: [[f64; STEPS]; 2],
-    b: [[f64; STEPS]; 2],
-    /// `a^2 / b`; 0 or NaN where there is no code vector.
-    gain: [[f64; STEPS]; 2],
-}
-
-impl Sweep {
-    /// Walks down the scales.
-    ///
-    /// With y = sign * x, a level changes from 0 to 1 or -1 where the scale falls below 2 |y|, and
-    /// from 1 to 2 for y > 0 where it falls below y / 1.5. Both are in the order of falling |x|, so
-    /// one sort serves both signs, and a merge of two sorted lists gives the order of all steps:
-    /// the first kind comes first while 3 |x_first| >= |x_second|, which f64 compares exactly.
-    fn new(values: &[f32; LEN], weights: &[f32; LEN]) -> Self {
-        /// One past the last first step: its place holds a key that loses to everything.
-        const SECOND: usize = LEN + 1;
-        let order = by_falling_magnitude(values);
-        // [first steps, end, second steps, end]; keys are the bits of positive f64, whose order is
-        // that of integers.
-        let mut key = [[-1_i64; 2 * LEN + 2]; 2];
-        // The end of the first list loses even to that of the second: a walk that is over idles in
-        // the zeros behind its second steps while the other sign's goes on.
-        key[0][LEN] = -2;
-        key[1][LEN] = -2;
-        let mut da = [[0.0; 2 * LEN + 2]; 2];
-        let mut db = [[0.0; 2 * LEN + 2]; 2];
-        let mut n_second = [0; 2];
-        for (slot, &i) in order.iter().enumerate() {
-            let i = usize::from(i);
-            let (x, w) = (values[i], f64::from(weights[i]));
-            let magnitude = f64::from(x.abs());
-            let s = usize::from(x.is_sign_negative());
-            for s in 0..2 {
-                key[s][slot] = (3.0 * magnitude).to_bits().cast_signed();
-                da[s][slot] = w * magnitude;
-                db[s][slot] = w;
-            }
-            let second = SECOND + n_second[s];
-            key[s][second] = magnitude.to_bits().cast_signed();
-            da[s][second] = w * magnitude;
-            db[s][second] = 3.0 * w;
-            n_second[s] += 1;
-        }
-        let n_steps = LEN + n_second[0].max(n_second[1]);
-        let mut sweep = Self {
-            a: [[0.0; STEPS]; 2],
-            b: [[0.0; STEPS]; 2],
-            gain: [[0.0; STEPS]; 2],
-        };
-        let (mut first, mut second) = ([0; 2], [SECOND; 2]);
-        let (mut a, mut b) = ([0.0; 2], [0.0; 2]);
-        for step in 0..n_steps {
-            // Two independent chains: one waits for its loads while the other runs.
-            for s in 0..2 {
-                let is_first = usize::from(key[s][first[s]] >= key[s][second[s]]);
-                let at = second[s] ^ ((first[s] ^ second[s]) & is_first.wrapping_neg());
-                a[s] += da[s][at];
-                b[s] += db[s][at];
-                sweep.a[s][step] = a[s];
-                sweep.b[s][step] = b[s];
-                sweep.gain[s][step] = a[s] * a[s] / b[s];
-                first[s] += is_first;
-                second[s] += 1 - is_first;
-            }
-        }
-        sweep
-    }
-
-    /// The code vector of the largest gain; the first of equals, positive scales first.
-    fn best(&self) -> Candidate {
-        let largest = self.largest_gain();
-        let mut best = Candidate::ZERO;
-        self.above(largest * (1.0 - f64::EPSILON), |candidate| {
-            if candidate.gain() > best.gain() {
-                best = candidate;
-            }
-        });
-        best
-    }
-
-    /// The half with the largest gain: the one nearest to the best scale, unless another code
-    /// vector meets a half so much better that it overtakes.
-    fn best_half(&self) -> F16Le {
-        // Rounding to a normal half costs at most 2^-22 of the gain, so that these are nearly
-        // always enough: a rounded gain is never above the one before rounding.
-        let enough = self.largest_gain() * (1.0 - 2_f64.powi(-20));
-        let (mut half, mut gain) = (F16Le::default(), 0.0);
-        for threshold in [enough, 0.0] {
-            self.above(threshold, |candidate| {
-                let (other, its_gain) = candidate.rounded();
-                if its_gain > gain {
-                    (half, gain) = (other, its_gain);
-                }
-            });
-            if gain > enough {
-                break;
-            }
-        }
-        half
-    }
-
-    /// The largest gain of all code vectors.
-    fn largest_gain(&self) -> f64 {
-        let mut lanes = [0.0_f64; LANES];
-        for gains in &self.gain {
-            for gains in gains.as_chunks::<LANES>().0 {
-                for (lane, &gain) in lanes.iter_mut().zip(gains) {
-                    // Also for NaN, the gain of nothing: 0 / 0.
-                    *lane = if gain > *lane { gain } else { *lane };
-                }
-            }
-        }
-        lanes.into_iter().fold(0.0, f64::max)
-    }
-
-    /// Visits the code vectors with a gain above `threshold`, in order of steps.
-    fn above(&self, threshold: f64, mut visit: impl FnMut(Candidate)) {
-        for (s, sign) in [(0, 1.0), (1, -1.0)] {
-            for (i, gains) in self.gain[s].as_chunks::<LANES>().0.iter().enumerate() {
-                if gains
-                    .iter()
-                    .fold(false, |any, &gain| any | (gain > threshold))
-                {
-                    for (j, _) in gains
-                        .iter()
-                        .enumerate()
-                        .filter(|(_, gain)| **gain > threshold)
-                    {
-                        let (a, b) = (self.a[s][i * LANES + j], self.b[s][i * LANES + j]);
-                        visit(Candidate { sign, a, b });
-                    }
-                }
-            }
-        }
-    }
+    candidates
 }
 
 /// Indices by falling magnitude, equal ones by index.

@@ -106,6 +106,28 @@ pub enum Error {
         /// The weight found there.
         value: f32,
     },
+    /// A second moment of activations is NaN, infinite or negative.
+    #[error("second moment {index} is {value}; it must be finite and not negative")]
+    Moment {
+        /// Index of the first such moment.
+        index: usize,
+        /// The moment found there.
+        value: f64,
+    },
+    /// Slices of moments, weights or rows do not belong together.
+    #[error("expected {expected} elements to go with the second moments, found {found}")]
+    MomentCount {
+        /// Elements that the other slices ask for.
+        expected: usize,
+        /// Elements given.
+        found: usize,
+    },
+    /// The exponent of tempering is NaN, infinite or negative.
+    #[error("cannot temper with the exponent {value}; it must be finite and not negative")]
+    Exponent {
+        /// The exponent given.
+        value: f64,
+    },
     /// A finite value is too large: its code or its block's scale would become infinite.
     #[error("cannot quantize to {format}: element {index} is {value}, beyond the format's range")]
     OutOfRange {

@@ -2,6 +2,8 @@
 
 #[path = "encode/against_ggml.rs"]
 mod against_ggml;
+#[path = "encode/importance.rs"]
+mod importance;
 #[path = "encode/q2_0.rs"]
 mod q2_0;
 #[path = "encode/rows.rs"]

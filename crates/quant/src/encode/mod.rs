@@ -9,6 +9,7 @@
 //! rounding of scales to halves included; (2) a block depends on its own values and weights alone.
 
 mod candidates;
+pub mod importance;
 mod q2_0;
 mod sixteen;
 

@@ -11,10 +11,12 @@
 mod candidates;
 pub mod importance;
 mod q2_0;
+mod q6_k;
 mod sixteen;
 
 pub use q2_0::{LEVELS_Q2_0, Q2Fit, fit_exact, fit_lloyd, nearest_levels};
 
+use crate::formats::F16Le;
 use crate::{BlockFormat, Error, QuantType, Result, formats};
 
 /// Weights of a block that has none of its own.
@@ -31,7 +33,7 @@ pub fn can_encode(format: QuantType) -> bool {
 pub fn is_fitted(format: QuantType) -> bool {
     matches!(
         format,
-        QuantType::Q2_0 | QuantType::IQ4_NL | QuantType::Q4_0
+        QuantType::Q2_0 | QuantType::IQ4_NL | QuantType::Q4_0 | QuantType::Q6_K
     )
 }
 
@@ -39,6 +41,7 @@ pub fn is_fitted(format: QuantType) -> bool {
 ///
 /// Q2_0, IQ4_NL and Q4_0 are fitted exactly: no scale of either sign, rounded to a half, and no codes give a smaller
 /// weighted error of a block.
+/// Q6_K is searched for: its runs share a scale, so that the result is good, not exact.
 /// Formats that only have a reference quantizer get its bytes, whatever the importance;
 /// [`is_fitted`] tells. Weights matter relative to each other within a block; a block of weights
 /// that are all zero counts as one without weights. Scales of fitted formats that a half cannot
@@ -90,6 +93,9 @@ pub fn encode_row(
         }
         QuantType::Q4_0 => {
             encode_blocks::<formats::Q4_0, 32>(values, importance, out, sixteen::encode_q4_0);
+        }
+        QuantType::Q6_K => {
+            encode_blocks::<formats::Q6_K, 256>(values, importance, out, q6_k::encode);
         }
         _ => return format.quantize_row(values, out),
     }
@@ -157,6 +163,27 @@ fn block_weights(importance: Option<&[f32]>, start: usize, len: usize) -> &[f32]
         Some(weights) if weights.iter().any(|&w| w > 0.0) => weights,
         _ => &ONES[..len],
     }
+}
+
+/// The nearest half; the largest or smallest one for scales beyond it, so that only 0 becomes 0.
+fn half_of(scale: f64) -> F16Le {
+    const MAX: f64 = 65504.0;
+    const MIN: f64 = 1.0 / (1 << 24) as f64;
+    match scale.abs() {
+        zero if zero <= 0.0 => F16Le::default(),
+        some => {
+            let scale = some.clamp(MIN, MAX).copysign(scale);
+            F16Le::from_bits(half::f16::from_f64(scale).to_bits())
+        }
+    }
+}
+
+/// The integer nearest to `x` of those from `lowest` to `highest`, at most some thousands.
+#[inline]
+fn nearest_integer(x: f64, lowest: f64, highest: f64) -> f64 {
+    // Of a sum this large the last bit is 1; unlike f64::round it needs no call on old processors.
+    const LAST_BIT_IS_ONE: f64 = 1.5 * (1_u64 << 52) as f64;
+    (x.max(lowest).min(highest) + LAST_BIT_IS_ONE) - LAST_BIT_IS_ONE
 }
 
 /// Every value must be finite.

@@ -46,3 +46,9 @@ fn iq4_nl() {
     let data = include_bytes!("../data/encode/IQ4_NL.bin");
     is_no_worse_than_ggml(QuantType::IQ4_NL, data, 1.0 + 1e-12, 0.99);
 }
+
+#[test]
+fn q6_k() {
+    let data = include_bytes!("../data/encode/Q6_K.bin");
+    is_no_worse_than_ggml(QuantType::Q6_K, data, 1.0, 0.99);
+}

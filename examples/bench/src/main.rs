@@ -10,7 +10,7 @@ use clap::Parser;
 use serde_json::json;
 use thalweg::{Engine, Observer, Session};
 use thalweg_examples_common::{
-    CountBar, ModelArgs, PerToken, Settings, or_na, print_line, report, stats_json,
+    CountBar, ModelArgs, PerToken, Settings, or_na, parse, print_line, report, stats_json,
 };
 
 /// Measure prefill and decode.
@@ -57,7 +57,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    report(run(&Args::parse()).map(|()| true))
+    report(run(&parse()).map(|()| true))
 }
 
 fn run(args: &Args) -> Result<()> {

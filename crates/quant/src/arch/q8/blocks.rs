@@ -3,15 +3,15 @@
 //! Owns how such blocks become codes, scales and minima, and the order in which a block is added.
 //! Memory: its arguments; nothing is allocated.
 //! Invariants: those of `arch::q8`; codes and scales are what the formats' decode multiplies, but
-//! that Q3_K and Q6_K keep their codes positive and take the offset for a minimum.
+//! that Q3_K, Q6_K and IQ3_S keep their codes positive and take the offset for a minimum.
 //! Cost: plain loops.
 
 use super::dot::products;
 use super::{BlockStep, RUN};
-use crate::formats::codebook::LEVELS_IQ4;
+use crate::formats::codebook::{IQ3S, LEVELS_IQ4};
 use crate::formats::{
-    BlockIQ4_XS, BlockQ2_K, BlockQ3_K, BlockQ4_K, BlockQ5_K, BlockQ6_K, scales_and_mins,
-    scales_q3_k,
+    BlockIQ3_S, BlockIQ4_XS, BlockQ2_K, BlockQ3_K, BlockQ4_K, BlockQ5_K, BlockQ6_K,
+    scales_and_mins, scales_q3_k,
 };
 
 /// The weights of a block: codes times a scale, plus a minimum.
@@ -104,6 +104,24 @@ pub(super) fn q6_k(block: &BlockQ6_K, _: usize) -> Weights {
         codes: codes(|r, l| low(r / 4, r % 4, l) | (high(r / 4, r % 4, l) << 4)),
         scales,
         minima: Minima::Halves(scales.map(|half| half.map(|scale| scale * -32.0))),
+    }
+}
+
+pub(super) fn iq3_s(block: &BlockIQ3_S, _: usize) -> Weights {
+    let code = |r: usize, l: usize| {
+        let magnitude = IQ3S[block.index(r, l / 4)][l % 4];
+        if block.signs[4 * r + l / 8] & (1 << (l % 8)) == 0 {
+            16 + magnitude
+        } else {
+            16 - magnitude
+        }
+    };
+    let d = block.d.to_f32();
+    let scales: [f32; 8] = std::array::from_fn(|r| d * block.scale(r));
+    Weights {
+        codes: codes(code),
+        scales: [scales; 2],
+        minima: Minima::Runs(scales.map(|scale| scale * -16.0)),
     }
 }
 

@@ -8,10 +8,10 @@
 
 use super::{Q8Vectors, RUN, Step, blocks};
 use crate::QuantType;
-use crate::formats::codebook::{IQ3S, LEVELS_IQ4};
+use crate::formats::codebook::LEVELS_IQ4;
 use crate::formats::{
-    BlockIQ3_S, BlockIQ4_NL, BlockMXFP4, BlockQ2_0, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1,
-    BlockQ8_0, LEVELS_MXFP4, codes_q5, scale_mxfp4,
+    BlockIQ4_NL, BlockMXFP4, BlockQ2_0, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0,
+    LEVELS_MXFP4, codes_q5, scale_mxfp4,
 };
 
 /// The weights of a step: codes times a scale.
@@ -46,12 +46,12 @@ pub(crate) fn dot_rows(
         QuantType::Q8_0 => each(rows, x.single(first, n), n, out, add_scaled, q8_0),
         QuantType::IQ4_NL => each(rows, x.single(first, n), n, out, add_scaled, iq4_nl),
         QuantType::MXFP4 => each(rows, x.single(first, n), n, out, add_scaled, mxfp4),
-        QuantType::IQ3_S => each(rows, x.single(first, n), n, out, add_scaled, iq3_s),
         QuantType::Q2_K => each(rows, x.block(first, n), n, out, blocks::add, blocks::q2_k),
         QuantType::Q3_K => each(rows, x.block(first, n), n, out, blocks::add, blocks::q3_k),
         QuantType::Q4_K => each(rows, x.block(first, n), n, out, blocks::add, blocks::q4_k),
         QuantType::Q5_K => each(rows, x.block(first, n), n, out, blocks::add, blocks::q5_k),
         QuantType::Q6_K => each(rows, x.block(first, n), n, out, blocks::add, blocks::q6_k),
+        QuantType::IQ3_S => each(rows, x.block(first, n), n, out, blocks::add, blocks::iq3_s),
         QuantType::IQ4_XS => each(rows, x.block(first, n), n, out, blocks::add, blocks::iq4_xs),
         _ => return false,
     }
@@ -181,23 +181,6 @@ fn iq4_nl(block: &BlockIQ4_NL, _: usize) -> Scaled<1> {
 fn mxfp4(block: &BlockMXFP4, _: usize) -> Scaled<1> {
     let codes = nibbles(&block.qs).map(|code| LEVELS_MXFP4[usize::from(code)]);
     one(codes, scale_mxfp4(block.e))
-}
-
-fn iq3_s(block: &BlockIQ3_S, run: usize) -> Scaled<1> {
-    let mut codes = [0; RUN];
-    for (i, codes) in codes.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-        let signs = block.signs[4 * run + i / 2] >> (4 * (i % 2));
-        let entry = IQ3S[block.index(run, i)];
-        for (j, (code, magnitude)) in codes.iter_mut().zip(entry).enumerate() {
-            let magnitude = magnitude as i8;
-            *code = if signs & (1 << j) == 0 {
-                magnitude
-            } else {
-                -magnitude
-            };
-        }
-    }
-    one(codes, block.d.to_f32() * block.scale(run))
 }
 
 /// A run of codes under one scale.

@@ -87,13 +87,14 @@ const fn kind(format: QuantType) -> Option<Kind> {
         QuantType::Q4_0 => Kind::One { offset: 8 },
         QuantType::Q4_1 | QuantType::Q5_1 => Kind::One { offset: -1 },
         QuantType::Q8_0 | QuantType::IQ4_NL => Kind::One { offset: 128 },
-        QuantType::Q5_0 | QuantType::IQ3_S => Kind::One { offset: 16 },
+        QuantType::Q5_0 => Kind::One { offset: 16 },
         QuantType::MXFP4 => Kind::One { offset: 12 },
         QuantType::Q2_K
         | QuantType::Q3_K
         | QuantType::Q4_K
         | QuantType::Q5_K
         | QuantType::Q6_K
+        | QuantType::IQ3_S
         | QuantType::IQ4_XS => Kind::Block,
         _ => return None,
     })

@@ -139,7 +139,7 @@ fn shifted(bytes: __m256i, by: i32) -> __m256i {
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn times(d: f32, values: __m256i) -> __m256 {
+pub(super) fn times(d: f32, values: __m256i) -> __m256 {
     _mm256_mul_ps(_mm256_set1_ps(d), _mm256_cvtepi32_ps(values))
 }
 

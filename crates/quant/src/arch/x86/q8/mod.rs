@@ -10,6 +10,7 @@
 //! Cost: about ten instructions for a step of a row, whatever its runs.
 
 mod blocks;
+mod iq3_s;
 mod quantize;
 mod unpack;
 
@@ -72,7 +73,8 @@ fn put<const R: usize, const T: usize>(sums: [[f32; T]; R], out: &mut [f32], n: 
 
 /// Stamps the kernels of one set. Its module provides, for weights that are stored with an offset,
 /// `dot_small` (0 to 31) and `dot_wide` (signed), which add four products to what each lane starts
-/// from, and for others `dot_positive` (0 to 127) and `dot_signed`.
+/// from, and for others `dot_positive` (0 to 127) and `dot_signed`; and `iq3_s`, which unpacks a
+/// block of that format.
 macro_rules! q8_functions {
     ($set:ident, $features:literal, rows $rows:literal) => {
         impl $set {
@@ -172,10 +174,7 @@ macro_rules! q8_functions {
                     codes: [mxfp4(&b.qs)],
                     d: scale_mxfp4(b.e),
                 }),
-                QuantType::IQ3_S => scaled!(single, dot_small, |b: &BlockIQ3_S, run| Scaled {
-                    codes: [iq3_s(b, run)],
-                    d: half(b.d) * b.scale(run),
-                }),
+                QuantType::IQ3_S => block!(dot_positive, |b: &BlockIQ3_S, _| iq3_s(b)),
                 QuantType::Q2_K => block!(dot_positive, |b: &BlockQ2_K, _| blocks::q2_k(b)),
                 QuantType::Q3_K => block!(dot_positive, |b: &BlockQ3_K, _| blocks::q3_k(b)),
                 QuantType::Q4_K => block!(dot_positive, |b: &BlockQ4_K, _| blocks::q4_k(b)),
@@ -456,6 +455,8 @@ macro_rules! q8_functions {
 mod avx2 {
     use super::*;
 
+    use super::iq3_s::with_avx2 as iq3_s;
+
     q8_functions!(Avx2, "avx2,fma,f16c", rows 2);
 
     /// At most 2 * 31 * 127 a pair and run.
@@ -498,6 +499,8 @@ mod avx2 {
 
 mod vnni {
     use super::*;
+
+    use super::iq3_s::with_avx512 as iq3_s;
 
     q8_functions!(
         Vnni,

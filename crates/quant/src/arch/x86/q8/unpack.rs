@@ -5,13 +5,12 @@
 //! Memory: the block that is given; nothing is written.
 //! Invariants: what `arch::q8` unpacks, plus the offset of the format's kind where the name of a
 //! function says so.
-//! Cost: two to ten instructions for a run; IQ3_S looks up eight entries besides.
+//! Cost: two to ten instructions for a run.
 
 use std::arch::x86_64::*;
 
-use crate::arch::x86::iq3_s_magnitudes;
 use crate::formats::codebook::LEVELS_IQ4;
-use crate::formats::{BlockIQ3_S, BlockQ2_0, F16Le, LEVELS_MXFP4};
+use crate::formats::{BlockQ2_0, F16Le, LEVELS_MXFP4};
 
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -98,20 +97,10 @@ pub(super) fn mxfp4(qs: &[u8; 16]) -> __m256i {
     _mm256_shuffle_epi8(load_twice(&levels), nibbles(qs))
 }
 
-/// Weights plus 16.
-#[inline]
-#[target_feature(enable = "avx2")]
-pub(super) fn iq3_s(block: &BlockIQ3_S, run: usize) -> __m256i {
-    let magnitudes = iq3_s_magnitudes(block, run);
-    let negative = bits(block.signs.as_chunks().0[run]);
-    let signed = _mm256_sub_epi8(_mm256_xor_si256(magnitudes, negative), negative);
-    _mm256_add_epi8(signed, _mm256_set1_epi8(16))
-}
-
 /// Byte `i` is -1 where bit `i` is set.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn bits(of: [u8; 4]) -> __m256i {
+pub(super) fn bits(of: [u8; 4]) -> __m256i {
     // Byte `i` of eight takes byte `i / 8`, of which it keeps bit `i % 8`.
     let spread = _mm256_setr_epi64x(
         0,

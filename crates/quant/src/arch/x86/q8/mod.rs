@@ -7,7 +7,8 @@
 //! Memory: blocks and vectors, and unpacked rows on the stack (48 KiB); nothing is allocated.
 //! Invariants: those of `arch::q8`. Where pairs of products are added in 16 bits nothing saturates:
 //! vectors' codes are at most 127, weights at most 128, so a pair is at most 32,512.
-//! Cost: about ten instructions for a step of a row, whatever its runs.
+//! Cost: about ten instructions for a step of one or two runs of a row; four to eight for each run
+//! of a step of eight, more for IQ3_S.
 
 mod blocks;
 mod iq3_s;

@@ -4,6 +4,8 @@
 mod against_ggml;
 #[path = "encode/importance.rs"]
 mod importance;
+#[path = "encode/k_quants.rs"]
+mod k_quants;
 #[path = "encode/q2_0.rs"]
 mod q2_0;
 #[path = "encode/rows.rs"]

@@ -11,6 +11,7 @@
 mod candidates;
 pub mod importance;
 mod q2_0;
+mod q4_k;
 mod q6_k;
 mod sixteen;
 
@@ -33,7 +34,7 @@ pub fn can_encode(format: QuantType) -> bool {
 pub fn is_fitted(format: QuantType) -> bool {
     matches!(
         format,
-        QuantType::Q2_0 | QuantType::IQ4_NL | QuantType::Q4_0 | QuantType::Q6_K
+        QuantType::Q2_0 | QuantType::IQ4_NL | QuantType::Q4_0 | QuantType::Q6_K | QuantType::Q4_K
     )
 }
 
@@ -41,7 +42,7 @@ pub fn is_fitted(format: QuantType) -> bool {
 ///
 /// Q2_0, IQ4_NL and Q4_0 are fitted exactly: no scale of either sign, rounded to a half, and no codes give a smaller
 /// weighted error of a block.
-/// Q6_K is searched for: its runs share a scale, so that the result is good, not exact.
+/// Q4_K and Q6_K are searched for: their runs share a scale, so that the result is good, not exact.
 /// Formats that only have a reference quantizer get its bytes, whatever the importance;
 /// [`is_fitted`] tells. Weights matter relative to each other within a block; a block of weights
 /// that are all zero counts as one without weights. Scales of fitted formats that a half cannot
@@ -93,6 +94,9 @@ pub fn encode_row(
         }
         QuantType::Q4_0 => {
             encode_blocks::<formats::Q4_0, 32>(values, importance, out, sixteen::encode_q4_0);
+        }
+        QuantType::Q4_K => {
+            encode_blocks::<formats::Q4_K, 256>(values, importance, out, q4_k::encode);
         }
         QuantType::Q6_K => {
             encode_blocks::<formats::Q6_K, 256>(values, importance, out, q6_k::encode);

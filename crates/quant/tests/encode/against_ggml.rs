@@ -48,6 +48,12 @@ fn iq4_nl() {
 }
 
 #[test]
+fn q4_k() {
+    let data = include_bytes!("../data/encode/Q4_K.bin");
+    is_no_worse_than_ggml(QuantType::Q4_K, data, 1.0, 0.99);
+}
+
+#[test]
 fn q6_k() {
     let data = include_bytes!("../data/encode/Q6_K.bin");
     is_no_worse_than_ggml(QuantType::Q6_K, data, 1.0, 0.99);

@@ -25,7 +25,7 @@ const SQUARE: usize = 64;
 /// Tokens of a thread from which on tokens are shared out and not rows: rows are then unpacked by
 /// each thread, which so many tokens outweigh.
 const MANY_TOKENS: usize = 16;
-/// Elements of a tile's tokens that are quantized to eight bits at a time, three bytes each.
+/// Elements of a tile's tokens that are quantized to eight bits at a time, at most three bytes each.
 const Q8_LEN: usize = 320 * 1024;
 /// Memory of a thread for them.
 pub(super) const Q8_BYTES: u64 = 1 << 20;

@@ -49,7 +49,7 @@ impl Distance {
         self.n_positions += 1;
     }
 
-    /// As a line of output; `passed` where a judgement is due.
+    /// As a line of output; `passed` where a judgment is due.
     pub(crate) fn json(&self, name: &str, passed: Option<bool>) -> Value {
         json!({
             "prompt": name,

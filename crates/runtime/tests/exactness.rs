@@ -2,8 +2,8 @@
 
 mod common;
 
-use common::{N_CTX, bits, chunked, demo, engine, one_by_one, prompt, slotted, small, tokens};
-use thalweg_runtime::{EngineOptions, PolicyKind, Silent};
+use common::{N_CTX, bits, chunked, cpu, demo, engine, one_by_one, prompt, slotted, small, tokens};
+use thalweg_runtime::{Activations, Engine, EngineOptions, PolicyKind, Silent};
 
 #[test]
 fn every_prompt_length_and_chunk_gives_the_bits_of_single_steps() {
@@ -110,6 +110,42 @@ fn the_trained_model_gives_one_answer_for_every_chunk_and_arena() {
 }
 
 #[test]
+fn activations_of_eight_bits_give_one_answer_for_every_chunk_arena_and_thread_count() {
+    let path = demo();
+    let tokens = tokens(150, 8192);
+    let open = |options, n_threads| {
+        let options = EngineOptions {
+            n_ctx: N_CTX,
+            budget_bytes: Some(1 << 30),
+            ..options
+        };
+        let backend = cpu(n_threads).with_activations(Activations::Q8);
+        Engine::open(&path, backend, options).unwrap()
+    };
+    let mut resident = open(chunked(1), 1);
+    let mut session = resident.session().unwrap();
+    let step = |t: &u32| {
+        resident.decode(&mut session, *t).unwrap();
+        bits(session.logits())
+    };
+    let expected: Vec<_> = tokens.iter().map(step).collect();
+    let (k, all) = (6, 64);
+    for (chunk, slots, n_threads) in [(150, k, 2), (150, all, 1), (64, k + 1, 3), (7, 2 * k, 2)] {
+        let mut engine = open(slotted(chunk, slots), n_threads);
+        let mut session = engine.session().unwrap();
+        for n in [1, 5, 65, 150] {
+            let got = prompt(&mut engine, &mut session, &tokens[..n]);
+            let setting = format!("prompt of {n}, chunk {chunk}, {slots} slots");
+            assert_eq!(got, expected[n - 1], "{setting}, {n_threads} threads");
+        }
+    }
+    // They are another function than the reference, or this test would say nothing.
+    let mut reference = engine(&path, chunked(150), 1);
+    let mut session = reference.session().unwrap();
+    assert_ne!(prompt(&mut reference, &mut session, &tokens), expected[149]);
+}
+
+#[test]
 fn sessions_that_take_turns_do_not_see_each_other() {
     let (_dir, path, model) = small();
     let a = tokens(70, model.n_vocab);
@@ -161,8 +197,8 @@ fn a_context_can_be_filled_to_the_last_token() {
         n_ctx: 1,
         ..EngineOptions::default()
     };
-    let backend = common::cpu(1);
-    let mut engine = thalweg_runtime::Engine::open(&path, backend, options).unwrap();
+    let backend = cpu(1);
+    let mut engine = Engine::open(&path, backend, options).unwrap();
     let mut session = engine.session().unwrap();
     engine
         .prefill(&mut session, &tokens[..1], &mut Silent)

@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use thalweg_quant::{Loops, dot_f32};
 
+use super::columns::{self, Columns};
 use super::math::exp;
 use super::norm::{Rotation, check_layout, check_rope, norm_into};
 use super::{CpuBuffer, Team, require, sigmoid, take, take_mut};
@@ -146,13 +147,14 @@ pub(super) fn attention(
                     max,
                     scores: &mut scores,
                 });
-                team.kernels().run(Mean {
+                let mean = Mean {
                     ranges: &visible.ranges,
                     shares: &scores,
                     values: &v[kv_at..],
                     stride: kv_width,
                     out,
-                });
+                };
+                columns::run(team.kernels(), mean);
                 for (o, g) in out.iter_mut().zip(gate) {
                     *o *= sigmoid(*g);
                 }
@@ -187,8 +189,6 @@ impl Loops for Softmax<'_> {
 }
 
 /// The mean of the visible values, weighted by their shares, in rising order of positions.
-///
-/// Columns do not depend on each other: they are taken in blocks whose sums stay in registers.
 struct Mean<'a> {
     ranges: &'a [Range<usize>],
     shares: &'a [f32],
@@ -198,29 +198,11 @@ struct Mean<'a> {
     out: &'a mut [f32],
 }
 
-impl Loops for Mean<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(mut self) {
-        let (n, mut c) = (self.out.len(), 0);
-        while c + 64 <= n {
-            self.columns::<64>(c);
-            c += 64;
-        }
-        while c + 16 <= n {
-            self.columns::<16>(c);
-            c += 16;
-        }
-        while c < n {
-            self.columns::<1>(c);
-            c += 1;
-        }
+impl Columns for Mean<'_> {
+    fn n_columns(&self) -> usize {
+        self.out.len()
     }
-}
 
-impl Mean<'_> {
-    /// The columns from `c` on.
     #[inline(always)]
     fn columns<const W: usize>(&mut self, c: usize) {
         let mut sums = [0.0_f32; W];

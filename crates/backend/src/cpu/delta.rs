@@ -5,8 +5,9 @@
 //!
 //! Source: Gated Delta Networks, arXiv 2412.06464; constants as in Qwen's implementation.
 
-use thalweg_quant::{Loops, dot_f32};
+use thalweg_quant::dot_f32;
 
+use super::columns::{self, Columns};
 use super::math::exp;
 use super::norm::inverse_rms;
 use super::{CpuBuffer, Team, require, sigmoid, take, take_mut};
@@ -73,7 +74,7 @@ pub(super) fn delta_rule(
             let v = head(2 * n_head_k + g);
             let beta = sigmoid(b[t * n_head_v + g]);
             let decay = exp(a_log[g] * softplus(a[t * n_head_v + g] + dt[g]));
-            team.kernels().run(Step {
+            let step = Step {
                 past: (t == 0).then_some(past),
                 state,
                 q: &q,
@@ -82,7 +83,8 @@ pub(super) fn delta_rule(
                 beta,
                 decay,
                 o,
-            });
+            };
+            columns::run(team.kernels(), step);
         }
     });
 
@@ -102,8 +104,7 @@ pub(super) fn delta_rule(
 /// One token of a head: `M *= decay; e = beta (v - k^T M); M += k e^T; o = q^T M`.
 ///
 /// `M` is `state`, or `past` where it is given: the first token reads the old state as it writes
-/// the new one, which saves a copy. Columns do not depend on each other, so they are taken in
-/// blocks whose sums stay in registers.
+/// the new one, which saves a copy.
 struct Step<'a> {
     past: Option<&'a [f32]>,
     state: &'a mut [f32],
@@ -115,29 +116,11 @@ struct Step<'a> {
     o: &'a mut [f32],
 }
 
-impl Loops for Step<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(mut self) {
-        let (n, mut c) = (self.o.len(), 0);
-        while c + 64 <= n {
-            self.columns::<64>(c);
-            c += 64;
-        }
-        while c + 16 <= n {
-            self.columns::<16>(c);
-            c += 16;
-        }
-        while c < n {
-            self.columns::<1>(c);
-            c += 1;
-        }
+impl Columns for Step<'_> {
+    fn n_columns(&self) -> usize {
+        self.o.len()
     }
-}
 
-impl Step<'_> {
-    /// The columns from `c` on.
     #[inline(always)]
     fn columns<const W: usize>(&mut self, c: usize) {
         let (n, decay) = (self.o.len(), self.decay);

@@ -10,6 +10,7 @@
 //! Cost: an operation is split over threads where its work outlasts the hand-over; see `team`.
 
 mod attention;
+mod columns;
 mod delta;
 mod elementwise;
 mod experts;

@@ -17,6 +17,7 @@ mod unpack;
 
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 use bytemuck::Pod;
 
@@ -241,48 +242,65 @@ macro_rules! q8_functions {
             add: &impl Fn(__m256, &W, &X) -> __m256,
         ) {
             let (steps, n_rows) = (x.len() / n, out.len() / n);
-            let vector = |t: usize| &x[t * steps..(t + 1) * steps];
-            let fours = |t: usize| [vector(t), vector(t + 1), vector(t + 2), vector(t + 3)];
             let mut panel = [const { MaybeUninit::<W>::uninit() }; HELD];
             let fitting = VECTOR_BYTES / size_of::<X>() / steps.max(1);
             let tile = fitting.max(4) / 4 * 4;
             for first in (0..n).step_by(tile) {
-                let end = n.min(first + tile);
-                let whole = first + (end - first) / 4 * 4;
+                let tokens = first..n.min(first + tile);
                 let mut r = 0;
                 while r < n_rows {
-                    let out = &mut out[r * n..];
+                    let (row, out) = (|i| row(r + i), &mut out[r * n..]);
                     if n_rows - r >= $rows && $rows * steps <= HELD {
-                        let panel = &mut panel[..$rows * steps];
-                        for (i, panel) in panel.chunks_exact_mut(steps.max(1)).enumerate() {
-                            fill(panel, row(r + i), unpack);
-                        }
-                        let mut rows: [&[W]; $rows] = [&[]; $rows];
-                        for (row, panel) in rows.iter_mut().zip(panel.chunks_exact(steps.max(1))) {
-                            // SAFETY: `fill` has written every element.
-                            *row = unsafe { panel.assume_init_ref() };
-                        }
-                        for t in (first..whole).step_by(4) {
-                            put(tile_of(rows, fours(t), add), &mut out[t..], n);
-                        }
-                        for t in whole..end {
-                            put(tile_of(rows, [vector(t)], add), &mut out[t..], n);
-                        }
+                        held::<_, _, _, $rows>(
+                            &mut panel,
+                            row,
+                            x,
+                            n,
+                            tokens.clone(),
+                            out,
+                            unpack,
+                            add,
+                        );
                         r += $rows;
                     } else {
-                        let panel = &mut panel[..steps];
-                        fill(panel, row(r), unpack);
-                        // SAFETY: `fill` has written every element.
-                        let row = unsafe { panel.assume_init_ref() };
-                        for t in (first..whole).step_by(4) {
-                            put(tile_of([row], fours(t), add), &mut out[t..], n);
-                        }
-                        for t in whole..end {
-                            put(tile_of([row], [vector(t)], add), &mut out[t..], n);
-                        }
+                        held::<_, _, _, 1>(&mut panel, row, x, n, tokens.clone(), out, unpack, add);
                         r += 1;
                     }
                 }
+            }
+        }
+
+        /// Unpacks `R` rows into `panel` and multiplies them by the vectors `tokens` of `x`, which
+        /// has `n`; `out [R, n]`.
+        #[allow(clippy::too_many_arguments)] // The state of one loop.
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn held<'a, B: Pod, X, W: Copy, const R: usize>(
+            panel: &mut [MaybeUninit<W>],
+            row: impl Fn(usize) -> &'a [B],
+            x: &[X],
+            n: usize,
+            tokens: Range<usize>,
+            out: &mut [f32],
+            unpack: &impl Fn(&B, usize) -> W,
+            add: &impl Fn(__m256, &W, &X) -> __m256,
+        ) {
+            let steps = x.len() / n;
+            let vector = |t: usize| &x[t * steps..(t + 1) * steps];
+            let mut rows: [&[W]; R] = [&[]; R];
+            let panels = panel.chunks_exact_mut(steps.max(1));
+            for (i, (held, panel)) in rows.iter_mut().zip(panels).enumerate() {
+                fill(panel, row(i), unpack);
+                // SAFETY: `fill` has written every element.
+                *held = unsafe { panel.assume_init_ref() };
+            }
+            let whole = tokens.start + tokens.len() / 4 * 4;
+            for t in (tokens.start..whole).step_by(4) {
+                let x = [vector(t), vector(t + 1), vector(t + 2), vector(t + 3)];
+                put(tile_of(rows, x, add), &mut out[t..], n);
+            }
+            for t in whole..tokens.end {
+                put(tile_of(rows, [vector(t)], add), &mut out[t..], n);
             }
         }
 

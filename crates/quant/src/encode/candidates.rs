@@ -7,12 +7,11 @@
 //! (2) for given codes the error is a parabola in the scale, so the best half is the one nearest to
 //! `A / B`; hence the best half of all is among the nearest halves of all code vectors.
 
+use super::MAX_HALF;
 use crate::formats::F16Le;
 
 /// Gains compared at a time.
 const LANES: usize = 8;
-/// The largest finite half.
-const MAX_HALF: f64 = 65504.0;
 
 /// The sums of one code vector, for a scale of the sign `sign`.
 #[derive(Debug, Clone, Copy)]

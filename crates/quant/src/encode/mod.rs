@@ -20,6 +20,9 @@ pub use q2_0::{LEVELS_Q2_0, Q2Fit, fit_exact, fit_lloyd, nearest_levels};
 use crate::formats::F16Le;
 use crate::{BlockFormat, Error, QuantType, Result, formats};
 
+/// The largest finite half.
+const MAX_HALF: f64 = 65504.0;
+
 /// Weights of a block that has none of its own.
 const ONES: [f32; 256] = [1.0; 256];
 
@@ -40,9 +43,9 @@ pub fn is_fitted(format: QuantType) -> bool {
 
 /// Quantizes `values` (`[n]`) into `out`, minimizing the error weighted by `importance` (`[n]`).
 ///
-/// Q2_0, IQ4_NL and Q4_0 are fitted exactly: no scale of either sign, rounded to a half, and no codes give a smaller
-/// weighted error of a block.
-/// Q4_K and Q6_K are searched for: their runs share a scale, so that the result is good, not exact.
+/// Q2_0, IQ4_NL and Q4_0 are fitted exactly: no scale of either sign, rounded to a half, and no
+/// codes give a smaller weighted error of a block. Q4_K and Q6_K are searched for: their runs share
+/// a scale, so that the result is good, not exact.
 /// Formats that only have a reference quantizer get its bytes, whatever the importance;
 /// [`is_fitted`] tells. Weights matter relative to each other within a block; a block of weights
 /// that are all zero counts as one without weights. Scales of fitted formats that a half cannot
@@ -171,12 +174,11 @@ fn block_weights(importance: Option<&[f32]>, start: usize, len: usize) -> &[f32]
 
 /// The nearest half; the largest or smallest one for scales beyond it, so that only 0 becomes 0.
 fn half_of(scale: f64) -> F16Le {
-    const MAX: f64 = 65504.0;
     const MIN: f64 = 1.0 / (1 << 24) as f64;
     match scale.abs() {
         zero if zero <= 0.0 => F16Le::default(),
         some => {
-            let scale = some.clamp(MIN, MAX).copysign(scale);
+            let scale = some.clamp(MIN, MAX_HALF).copysign(scale);
             F16Le::from_bits(half::f16::from_f64(scale).to_bits())
         }
     }

@@ -35,9 +35,7 @@ pub(super) fn encode(values: &[f32; LEN], weights: &[f32; LEN]) -> BlockQ6_K {
     for (scale, (x, w)) in scales.iter_mut().zip(x.iter().zip(w)) {
         *scale = run_scale(x, w);
     }
-    let extreme = scales
-        .iter()
-        .fold(0.0_f64, |max, s| if s.abs() > max.abs() { *s } else { max });
+    let extreme = extreme(&scales);
     let mut best: Option<Choice> = None;
     // Either end of the range of multiples may hold the largest scale; and a slightly larger half
     // may suit the other runs better.
@@ -61,9 +59,7 @@ pub(super) fn encode(values: &[f32; LEN], weights: &[f32; LEN]) -> BlockQ6_K {
 /// Codes are those of scales that put the extreme value near either end of the range; the scale
 /// that is best for these codes is kept if no other lowers the error more.
 fn run_scale(x: &[f64; RUN], w: &[f64; RUN]) -> f64 {
-    let extreme = x
-        .iter()
-        .fold(0.0_f64, |max, x| if x.abs() > max.abs() { *x } else { max });
+    let extreme = extreme(x);
     if extreme.abs() <= 0.0 {
         return 0.0;
     }
@@ -84,6 +80,12 @@ fn run_scale(x: &[f64; RUN], w: &[f64; RUN]) -> f64 {
         }
     }
     best
+}
+
+/// The value farthest from zero; the first of equals.
+fn extreme(values: &[f64]) -> f64 {
+    let farther = |max: f64, x: &f64| if x.abs() > max.abs() { *x } else { max };
+    values.iter().fold(0.0, farther)
 }
 
 /// The multiples of `half` near the scales, and the codes, with the least error run by run.

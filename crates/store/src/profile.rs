@@ -238,7 +238,8 @@ impl Profile {
     /// Reads a file.
     ///
     /// # Errors
-    /// [`Error::Open`], [`Error::NotAFile`], [`Error::File`]; what [`parse`](Self::parse) finds, with the path.
+    /// [`Error::Open`], [`Error::NotAFile`], [`Error::File`]; what [`parse`](Self::parse) finds,
+    /// with the path.
     ///
     /// # Cost
     /// Allocates as many bytes as the file has, and only if its header agrees with its length.

@@ -1,7 +1,8 @@
 //! The live view: what a run does, on one screen that is drawn again and again.
 //!
 //! Owns the few lines and their drawing on standard error; not the figures. Where standard error is
-//! no terminal, or one that cannot go back (`TERM=dumb`), only the last state is drawn, once. Memory: the last counters and the reply's tail.
+//! no terminal, or one that cannot go back (`TERM=dumb`), only the last state is drawn, once.
+//! Memory: the last counters and the reply's tail.
 
 use std::collections::VecDeque;
 use std::io::{IsTerminal, Write};

@@ -30,3 +30,4 @@ pub use io::{
 pub use layout::{ExpertLayout, ExpertPartLayout, PART_ALIGNMENT_BYTES};
 pub use profile::{Coverage, Covered, PROFILE_MAGIC, Profile, ProfileFault};
 pub use rows::{RowStats, RowTable};
+pub use unfinished::Unfinished;

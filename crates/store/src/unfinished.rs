@@ -15,7 +15,8 @@ use crate::io::platform;
 use crate::{Error, Result};
 
 /// A file while it is written. Dropping it removes it.
-pub(crate) struct Unfinished {
+#[derive(Debug)]
+pub struct Unfinished {
     path: PathBuf,
     /// Locked.
     file: File,
@@ -27,8 +28,12 @@ impl Unfinished {
     /// Makes the file, or takes over what an interrupted run left.
     ///
     /// # Errors
-    /// [`Error::File`]; [`Error::Busy`] while another process writes it.
-    pub(crate) fn create(path: PathBuf) -> Result<Self> {
+    /// [`Error::File`]; [`Error::Busy`] while another process writes it; [`Error::NotAFile`] where
+    /// something else has the name: a link would be followed, and what it leads to emptied.
+    pub fn create(path: PathBuf) -> Result<Self> {
+        if fs::symlink_metadata(&path).is_ok_and(|there| !there.is_file()) {
+            return Err(Error::NotAFile { path });
+        }
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(false);
         let file = options.open(&path).map_err(failed(&path, "make"))?;
@@ -61,7 +66,7 @@ impl Unfinished {
     }
 
     /// The handle to write through.
-    pub(crate) const fn file(&self) -> &File {
+    pub const fn file(&self) -> &File {
         &self.file
     }
 
@@ -92,7 +97,13 @@ impl Unfinished {
     }
 
     /// Gives the file, which is complete, its name; what had the name is replaced.
-    pub(crate) fn rename(mut self, to: &Path) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`Error::File`]; the file is then removed unless it already has its name.
+    ///
+    /// # Cost
+    /// A flush of the file and of its folder.
+    pub fn rename(mut self, to: &Path) -> Result<()> {
         let synced = self.file.sync_all();
         synced.map_err(failed(&self.path, "write"))?;
         fs::rename(&self.path, to).map_err(failed(to, "make"))?;

@@ -1,15 +1,16 @@
 //! Files that flags name: which may be read, which may be replaced, and how a new one appears.
 //!
-//! Owns the checks and one way of writing; not what is written. Memory: the text that is read or
+//! Owns the checks; not what is written, nor how it appears (`Unfinished` of the store). Memory: the text that is read or
 //! written. Invariants: 1. only a regular file is opened, since opening a pipe waits for its other
 //! end; 2. a target is the old file or the whole new one. Cost: metadata calls, and a flush.
 
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{ErrorKind, Write};
+use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
+use thalweg_store::{Error, Unfinished};
 
 /// Bytes of a regular file.
 ///
@@ -132,55 +133,15 @@ pub fn write_whole(path: &Path, text: &str) -> Result<()> {
     hidden.push(name);
     hidden.push(".partial");
     let part = path.with_file_name(hidden);
-    let mut file = open_part(&part).with_context(failed)?;
-    let written = file
-        .set_len(0)
-        .and_then(|()| file.write_all(text.as_bytes()))
-        .and_then(|()| file.sync_all())
-        .and_then(|()| fs::rename(&part, path));
-    if let Err(e) = written {
-        // Nothing to be done if it fails: the next run takes the file over.
-        let _ = fs::remove_file(&part);
-        return Err(e).with_context(failed);
-    }
-    sync_folder(path).with_context(failed)
-}
-
-/// The unfinished file, locked, so that no two runs write it.
-fn open_part(part: &Path) -> Result<File> {
-    if let Ok(there) = fs::symlink_metadata(part) {
-        ensure!(
-            there.is_file(),
-            "{} is in the way, {}",
-            part.display(),
-            kind(&there)
-        );
-    }
-    let mut options = OpenOptions::new();
-    let file = options
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .open(part)?;
-    match file.try_lock() {
-        Ok(()) => {}
-        // Where files cannot be locked, two runs at a time are the user's business.
-        Err(TryLockError::Error(e)) if e.kind() == ErrorKind::Unsupported => {}
-        Err(TryLockError::Error(e)) => return Err(e.into()),
-        Err(TryLockError::WouldBlock) => bail!("another run is writing it"),
-    }
-    Ok(file)
-}
-
-#[cfg(unix)]
-fn sync_folder(path: &Path) -> std::io::Result<()> {
-    File::open(folder(path))?.sync_all()
-}
-
-/// Other systems give no handle to flush a folder with.
-#[cfg(not(unix))]
-fn sync_folder(_: &Path) -> std::io::Result<()> {
-    Ok(())
+    let unfinished = match Unfinished::create(part) {
+        Err(Error::Busy { .. }) => {
+            bail!("cannot write {}: another run is writing it", path.display())
+        }
+        made => made.with_context(failed)?,
+    };
+    let mut file = unfinished.file();
+    file.write_all(text.as_bytes()).with_context(failed)?;
+    unfinished.rename(path).with_context(failed)
 }
 
 #[cfg(test)]
@@ -233,7 +194,7 @@ mod tests {
         assert_eq!(read_text(&path).expect("readable"), "new");
         assert!(!part.exists());
         // While another run holds it nothing changes.
-        let held = open_part(&part).expect("made");
+        let held = Unfinished::create(part).expect("made");
         let said = format!("{:#}", write_whole(&path, "newer").expect_err("held"));
         assert!(said.contains("another run"), "{said}");
         assert_eq!(read_text(&path).expect("readable"), "new");

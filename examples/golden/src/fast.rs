@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 use thalweg::{Engine, Observer, Session};
 
-use crate::judge::argmax;
+use crate::judge::{argmax, log_total, worse};
 
 /// Positions that each engine takes in turns; results do not depend on it.
 const STRIDE: usize = 32;
@@ -36,7 +36,7 @@ impl Distance {
 
     pub(crate) fn add(&mut self, other: &Self) {
         self.kld_sum += other.kld_sum;
-        self.max_kld = crate::judge::worse(self.max_kld, other.max_kld);
+        self.max_kld = worse(self.max_kld, other.max_kld);
         self.n_same_top1 += other.n_same_top1;
         self.n_positions += other.n_positions;
     }
@@ -44,7 +44,7 @@ impl Distance {
     fn compare(&mut self, reference: &[f32], test: &[f32]) {
         let kld = kld(reference, test);
         self.kld_sum += kld;
-        self.max_kld = crate::judge::worse(self.max_kld, kld);
+        self.max_kld = worse(self.max_kld, kld);
         self.n_same_top1 += usize::from(argmax(reference) == argmax(test));
         self.n_positions += 1;
     }
@@ -101,11 +101,6 @@ impl Observer for Rows {
 /// Divergence of the distribution of `test` from that of `reference`, `KL(reference || test)` in
 /// nats; not a number if a logit is none.
 fn kld(reference: &[f32], test: &[f32]) -> f64 {
-    let log_total = |logits: &[f32]| {
-        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let total: f64 = logits.iter().map(|z| f64::from(z - max).exp()).sum();
-        f64::from(max) + total.ln()
-    };
     let (reference_total, test_total) = (log_total(reference), log_total(test));
     let terms = reference.iter().zip(test).map(|(r, t)| {
         let (log_p, log_q) = (f64::from(*r) - reference_total, f64::from(*t) - test_total);

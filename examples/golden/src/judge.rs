@@ -176,9 +176,15 @@ fn smallest_gap(logits: &[f32], ids: &[u16]) -> f64 {
 
 /// Negative log-likelihood of `token`, in nats.
 fn nll(logits: &[f32], token: u32) -> f64 {
+    log_total(logits) - f64::from(logits[token as usize])
+}
+
+/// The logarithm of the sum of the logits' exponentials.
+pub(crate) fn log_total(logits: &[f32]) -> f64 {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let total: f64 = logits.iter().map(|z| f64::from(z - max).exp()).sum();
-    total.ln() - f64::from(logits[token as usize] - max)
+    let max = f64::from(max);
+    let total: f64 = logits.iter().map(|z| (f64::from(*z) - max).exp()).sum();
+    max + total.ln()
 }
 
 /// Index of the largest logit, the lower one of equals.

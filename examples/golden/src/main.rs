@@ -63,7 +63,7 @@ struct Args {
     #[arg(long, value_name = "NATS", default_value_t = 2e-3, value_parser = tolerance)]
     max_kld: f64,
 
-    /// Smallest share of positions with the golden's likeliest token (--class fast)
+    /// Smallest share of positions with the likeliest token of the model in f32 (--class fast)
     #[arg(long, value_name = "SHARE", default_value_t = 0.98, value_parser = tolerance)]
     min_top1: f64,
 
@@ -96,7 +96,9 @@ fn run(args: &Args) -> Result<bool> {
         .max();
     let n_ctx = n_ctx.context("the manifest has no prompts")?;
     if args.class == Class::Fast {
-        return run_fast(args, &folder, n_ctx);
+        let prompts = folder.prompts.iter();
+        let prompts = prompts.map(|p| (p.name.as_str(), p.tokens.as_slice()));
+        return run_fast(args, &prompts.collect::<Vec<_>>());
     }
     let mut engine = args.model.engine(args.model.file()?, n_ctx)?;
     let mut session = engine.session()?;
@@ -113,7 +115,9 @@ fn run(args: &Args) -> Result<bool> {
 }
 
 /// The model as asked for beside itself in f32.
-fn run_fast(args: &Args, folder: &Folder, n_ctx: usize) -> Result<bool> {
+fn run_fast(args: &Args, prompts: &[(&str, &[u32])]) -> Result<bool> {
+    let longest = prompts.iter().map(|(_, tokens)| tokens.len()).max();
+    let n_ctx = longest.context("there are no prompts")?;
     let exact = ModelArgs {
         activations: Activations::F32,
         ..args.model.clone()
@@ -124,14 +128,14 @@ fn run_fast(args: &Args, folder: &Folder, n_ctx: usize) -> Result<bool> {
     // Not a number passes neither test.
     let passes = |d: &Distance| d.mean_kld() <= args.max_kld && d.top1_agreement() >= args.min_top1;
     let mut all = Distance::default();
-    for prompt in &folder.prompts {
+    for &(name, tokens) in prompts {
         reference.reset(&mut reference_session)?;
         engine.reset(&mut session)?;
         let reference = (&mut reference, &mut reference_session);
-        let found = distance(reference, (&mut engine, &mut session), &prompt.tokens)
-            .with_context(|| format!("prompt {:?}", prompt.name))?;
+        let found = distance(reference, (&mut engine, &mut session), tokens)
+            .with_context(|| format!("prompt {name:?}"))?;
         all.add(&found);
-        print_if_read(&found.json(&prompt.name, None).to_string())?;
+        print_if_read(&found.json(name, None).to_string())?;
     }
     print_if_read(&all.json("(all)", Some(passes(&all))).to_string())?;
     Ok(passes(&all))
@@ -140,6 +144,9 @@ fn run_fast(args: &Args, folder: &Folder, n_ctx: usize) -> Result<bool> {
 /// A folder that holds everything of one sequence.
 fn run_rows(args: &Args) -> Result<bool> {
     let rows = Rows::open(&args.dir)?;
+    if args.class == Class::Fast {
+        return run_fast(args, &[("tokens", &rows.tokens)]);
+    }
     let mut engine = args.model.engine(args.model.file()?, rows.tokens.len())?;
     let mut session = engine.session()?;
     let verdict: RowsVerdict = rows.judge(&mut engine, &mut session)?;

@@ -1,5 +1,6 @@
 //! The embedded model against the goldens of an independent implementation, through the binary.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -120,4 +121,24 @@ fn a_pipe_in_the_folder_is_refused_rather_than_waited_for() {
         assert_eq!(output.status.code(), Some(1), "{text}");
         assert!(text.contains(name) && text.contains("regular"), "{text}");
     }
+}
+
+#[test]
+fn the_fast_class_needs_only_the_tokens_of_a_folder_of_one_sequence() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("tokens.txt"), "5 6 7 8").unwrap();
+    let mut empty = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
+    let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (0,), }";
+    empty.extend(format!("{header:<117}\n").bytes());
+    for name in ["logits.npy", "hidden.npy"] {
+        fs::write(folder.path().join(name), &empty).unwrap();
+    }
+    let output = golden(&["--class", "fast", "--activations", "q8"], folder.path());
+    let found = lines(&output);
+    assert_eq!(found.len(), 2, "{output:?}");
+    assert_eq!(found[1]["positions"], 4);
+    assert!(found[1]["mean_kld"].as_f64().unwrap() > 0.0);
+    // The exact class compares with what is stored: nothing.
+    let output = golden(&[], folder.path());
+    assert_eq!(output.status.code(), Some(1));
 }

@@ -168,6 +168,82 @@ pub enum Error {
         /// The name.
         name: String,
     },
+    /// A scored span that begins with a window's first token.
+    #[error(
+        "the scored span 0..{end} begins at 0, but the first token of a window has no prediction; let it begin at 1 or later"
+    )]
+    SpanAtStart {
+        /// End of the span.
+        end: usize,
+    },
+    /// A scored span that is empty or goes beyond its window.
+    #[error(
+        "the scored span {start}..{end} is empty or goes beyond the window's {n_tokens} tokens"
+    )]
+    Span {
+        /// First scored token.
+        start: usize,
+        /// The token after the last.
+        end: usize,
+        /// Tokens of the window.
+        n_tokens: usize,
+    },
+    /// A text without a single scored token.
+    #[error(
+        "a text of {domain:?} has {n_tokens} tokens; at least {needed} are needed to score one: give a longer text or a shorter context"
+    )]
+    TextTooShort {
+        /// Domain of the text.
+        domain: String,
+        /// Its tokens.
+        n_tokens: usize,
+        /// Fewest that would do.
+        needed: usize,
+    },
+    /// Two models whose tokens differ in number cannot be compared.
+    #[error("the reference has a vocabulary of {reference} tokens, the test one of {test}")]
+    Vocabulary {
+        /// Tokens of the reference.
+        reference: usize,
+        /// Tokens of the test.
+        test: usize,
+    },
+    /// A logit that belongs to no distribution.
+    #[error("the {who} model's logit of token {token} is {value}")]
+    BadLogit {
+        /// Reference or test.
+        who: &'static str,
+        /// The token whose logit it is.
+        token: usize,
+        /// The logit.
+        value: f32,
+    },
+    /// A row of logits in which every token is impossible.
+    #[error("every logit of the {who} model is minus infinity")]
+    EmptyRow {
+        /// Reference or test.
+        who: &'static str,
+    },
+    /// A token's figure that no mean can hold.
+    #[error("the {what} is {value}")]
+    Infinite {
+        /// The figure.
+        what: &'static str,
+        /// Its value.
+        value: f64,
+    },
+    /// Where in the texts something is wrong.
+    #[error("at position {position} of window {window} ({domain})")]
+    AtToken {
+        /// Number of the window, from zero.
+        window: usize,
+        /// Position of the scored token in it.
+        position: usize,
+        /// The window's domain.
+        domain: String,
+        /// What is wrong there.
+        source: Box<Self>,
+    },
     /// A plot without a finite point in one of its panels.
     #[error("the plot {title:?} has a panel without a finite point")]
     EmptyPlot {

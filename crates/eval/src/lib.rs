@@ -6,10 +6,16 @@ mod error;
 mod gemm;
 mod host;
 pub mod latency;
+pub mod metrics;
 pub mod plot;
+pub mod statistics;
+mod summary;
+mod windows;
 
 pub use error::{Error, Result};
 pub use gemm::{BUCKET, GEMM_SIZE, MatrixProduct, SAG_BUCKETS, Sustained, sag};
 pub use host::{
     DrivePoint, DriveReader, Gemm, HOST_FORMAT, HOST_VERSION, HostConstants, MAX_FILE_BYTES,
 };
+pub use summary::{DomainFigures, Figures, Summary};
+pub use windows::{Cut, Window, WindowSet};

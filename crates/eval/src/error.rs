@@ -244,6 +244,37 @@ pub enum Error {
         /// What is wrong there.
         source: Box<Self>,
     },
+    /// Evaluation texts share n-grams with calibration texts.
+    #[error(
+        "{n_shared} {n}-grams that end in a scored token of {n_windows} of {n_all_windows} windows are also in calibration texts, the first in window {window} ({domain}) and {text:?}; a model that has seen them cannot be judged by them"
+    )]
+    Overlap {
+        /// Tokens of an n-gram.
+        n: usize,
+        /// Shared n-grams that end in a scored token.
+        n_shared: usize,
+        /// Windows that have any.
+        n_windows: usize,
+        /// All windows.
+        n_all_windows: usize,
+        /// The first that has one.
+        window: usize,
+        /// Its domain.
+        domain: String,
+        /// The calibration text.
+        text: String,
+    },
+    /// Whoever watched a comparison ended it.
+    #[error("the comparison was ended after {n_done} of {n_total} tokens")]
+    Interrupted {
+        /// Tokens taken in by both models.
+        n_done: usize,
+        /// Tokens of all windows.
+        n_total: usize,
+    },
+    /// An engine failed.
+    #[error(transparent)]
+    Runtime(#[from] thalweg_runtime::Error),
     /// A plot without a finite point in one of its panels.
     #[error("the plot {title:?} has a panel without a finite point")]
     EmptyPlot {

@@ -390,6 +390,12 @@ impl<B: Backend> Engine<B> {
         self.store.is_resident(layer, expert)
     }
 
+    /// Whether routing depends on what is resident, hence results on history. Prompts keep the
+    /// model's own routing unless more was asked for, so what the bias costs shows in decode steps.
+    pub fn is_biased(&self) -> bool {
+        self.bias.is_some()
+    }
+
     /// What was asked for and has no effect, or less than one would think.
     pub fn notes(&self) -> Vec<Note> {
         let mut notes = self.notes.clone();

@@ -2,4 +2,5 @@
 
 mod documents;
 mod engine;
+mod side_by_side;
 mod throttled;

@@ -275,6 +275,16 @@ pub enum Error {
     /// An engine failed.
     #[error(transparent)]
     Runtime(#[from] thalweg_runtime::Error),
+    /// Two reports that no window-by-window comparison can be made of.
+    #[error("the reports of {first:?} and {second:?} cannot be compared: they have {what}")]
+    Incomparable {
+        /// Test model of the first.
+        first: String,
+        /// Test model of the second.
+        second: String,
+        /// In what they differ.
+        what: &'static str,
+    },
     /// A plot without a finite point in one of its panels.
     #[error("the plot {title:?} has a panel without a finite point")]
     EmptyPlot {

@@ -9,6 +9,7 @@ pub mod latency;
 pub mod metrics;
 pub mod overlap;
 pub mod plot;
+pub mod report;
 pub mod side_by_side;
 pub mod statistics;
 mod summary;

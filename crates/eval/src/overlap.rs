@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result, WindowSet};
 
@@ -117,7 +117,7 @@ impl<'a> OverlapAudit<'a> {
 }
 
 /// N-grams that windows share with other texts.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct OverlapReport {
     /// Tokens of an n-gram.
@@ -133,7 +133,7 @@ pub struct OverlapReport {
 }
 
 /// What one window shares with other texts.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct WindowOverlap {
     /// Number of the window.

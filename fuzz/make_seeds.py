@@ -157,3 +157,23 @@ for policy in range(14):
 for cache in range(4):
     seed("table_rows", f"cache_{cache}", bytes([99, 0, 3, cache]) + bytes(i * 37 % 256 for i in range(80)))
 seed("table_rows", "long_rows", bytes([199, 29, 0, 1]) + bytes(range(60)))
+
+
+# A file of log-probabilities: n_ctx, n_vocab, chunks; the codes climb from row to row.
+def base_logits(n_ctx, n_vocab, n_chunks, scale=2.4414e-4, least=-16.3):
+    out = b"_logits_" + struct.pack("<3i", n_ctx, n_vocab, n_chunks)
+    out += struct.pack(f"<{n_ctx * n_chunks}i", *(i % n_vocab for i in range(n_ctx * n_chunks)))
+    for row in range((n_ctx - 1 - n_ctx // 2) * n_chunks):
+        codes = [min(65535, (i + row) * 9000 % 65536) for i in range(n_vocab)] + [0] * (n_vocab % 2)
+        out += struct.pack(f"<2f{len(codes)}H", scale, least, *codes)
+    return out
+
+
+seed("base_logits", "whole", bytes([0]) + base_logits(6, 7, 2))
+seed("base_logits", "flat", bytes([0]) + base_logits(3, 4, 1, 0.0, -1.386))
+seed("base_logits", "bad_scale", bytes([0]) + base_logits(4, 3, 1, float("nan")))
+seed("base_logits", "too_likely", bytes([0]) + base_logits(4, 3, 1, 1.0, 0.0))
+seed("base_logits", "cut_short", bytes([0]) + base_logits(6, 7, 2)[:-5])
+seed("base_logits", "huge", bytes([0]) + b"_logits_" + struct.pack("<3i", 2**31 - 1, 2**31 - 1, 2**31 - 1))
+seed("base_logits", "mended", bytes([1, 4, 7, 1]) + bytes(12) + struct.pack("<2f", 2e-4, -14.0) * 20)
+seed("base_logits", "logits", bytes([1]) + struct.pack("<8f", 0.0, 1.0, -20.0, 3e38, -3e38, 1e-40, float("-inf"), 0.5))

@@ -7,6 +7,7 @@
 
 mod bundle;
 mod cache;
+mod eval;
 mod gguf;
 mod input;
 mod quant;
@@ -16,6 +17,7 @@ mod trace;
 
 pub use bundle::sidecar;
 pub use cache::cache_ops;
+pub use eval::base_logits;
 pub use gguf::{gguf, splits};
 pub use quant::quant_rows;
 pub use store::{arena_ops, profile, table_rows};
@@ -28,6 +30,7 @@ pub type Body = fn(&[u8]);
 /// All targets by name.
 pub const TARGETS: &[(&str, Body)] = &[
     ("arena_ops", arena_ops),
+    ("base_logits", base_logits),
     ("cache_ops", cache_ops),
     ("chat_template", chat_template),
     ("detokenizer", detokenizer),

@@ -285,6 +285,22 @@ pub enum Error {
         /// In what they differ.
         what: &'static str,
     },
+    /// An input or output that is no file failed.
+    #[error("cannot {action}")]
+    Stream {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// A file whose length is not what its header says.
+    #[error("the file has {found} bytes, its header says {expected}")]
+    FileLength {
+        /// Bytes that it should have.
+        expected: u64,
+        /// Bytes that it has.
+        found: u64,
+    },
     /// A plot without a finite point in one of its panels.
     #[error("the plot {title:?} has a panel without a finite point")]
     EmptyPlot {

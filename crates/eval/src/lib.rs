@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+pub mod base_logits;
 pub mod choose;
 mod error;
 mod gemm;

@@ -6,8 +6,11 @@
 //! at a time, nor on either engine's budget; 2. an engine whose routing depends on what is resident
 //! takes scored tokens in one by one, as it would generate them.
 
+mod base;
+
 use std::ops::ControlFlow;
 
+pub use base::against_base;
 use thalweg_runtime::{Backend, CpuBackend, Engine, Observer, Session};
 
 use crate::metrics::{WindowSums, score};
@@ -94,6 +97,20 @@ impl<'e, R: Backend, T: Backend> SideBySide<'e, R, T> {
         set: &WindowSet,
         progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Vec<WindowSums>> {
+        self.run_with(set, progress, &mut |_| Ok(()))
+    }
+
+    /// As [`run`](Self::run), and hands on each row of the reference's logits that is compared,
+    /// `[n_vocab]`, in order.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run), and whatever `on_reference` returns.
+    pub fn run_with(
+        &mut self,
+        set: &WindowSet,
+        progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+        on_reference: &mut dyn FnMut(&[f32]) -> Result<()>,
+    ) -> Result<Vec<WindowSums>> {
         let mut told = Progress {
             n_done: 0,
             n_total: set.n_fed(),
@@ -110,7 +127,10 @@ impl<'e, R: Backend, T: Backend> SideBySide<'e, R, T> {
             self.reference.reset()?;
             self.test.reset()?;
             for range in pieces(window, self.stride) {
-                self.piece(window, range.clone(), &mut sums, &place)?;
+                let n_rows = self.piece(window, range.clone(), &mut sums, &place)?;
+                for row in self.rows.chunks_exact(self.n_vocab).take(n_rows) {
+                    on_reference(row)?;
+                }
                 told.n_done += range.len();
                 let n_scored = told.n_scored + sums.n_tokens;
                 let mean = (n_scored > 0).then(|| (kld + sums.kld) / n_scored as f64);
@@ -134,14 +154,14 @@ impl<'e, R: Backend, T: Backend> SideBySide<'e, R, T> {
     }
 
     /// Positions that both models take in; those from which a scored token is predicted are
-    /// compared.
+    /// compared. Says how many rows there were.
     fn piece(
         &mut self,
         window: &Window,
         range: std::ops::Range<usize>,
         sums: &mut WindowSums,
         place: &Place<'_>,
-    ) -> Result<()> {
+    ) -> Result<usize> {
         let mut kept = Keep {
             first: range.start,
             is_wanted: range.end >= window.scored().start,
@@ -176,7 +196,7 @@ impl<'e, R: Backend, T: Backend> SideBySide<'e, R, T> {
                 });
             }
         }
-        Ok(())
+        Ok(expected)
     }
 }
 

@@ -3,8 +3,9 @@
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
+use thalweg_eval::base_logits::{BaseHeader, BaseReader, BaseWriter};
 use thalweg_eval::metrics::WindowSums;
-use thalweg_eval::side_by_side::{Progress, SideBySide};
+use thalweg_eval::side_by_side::{Progress, SideBySide, against_base};
 use thalweg_eval::{Error, WindowSet};
 use thalweg_runtime::{Bias, CpuBackend, CpuOptions, Engine, EngineOptions, Moce, Observer};
 use thalweg_testkit::SmallModel;
@@ -281,4 +282,51 @@ fn head_bytes(path: &Path) -> (usize, usize) {
     let head = engine.file().tensor("output.weight").expect("not tied");
     let place = |n: u64| usize::try_from(n).expect("small");
     (place(head.offset_bytes), place(head.end_bytes()))
+}
+
+#[test]
+fn a_reference_in_a_file_says_what_the_model_says() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let paths = [1, 2].map(|seed| file(folder.path(), &seed.to_string(), &model(seed)));
+    let tokens = (0..96u32).map(|i| (i * i * 7 + 3 * i) % 250).collect();
+    let header = BaseHeader::new(32, N_VOCAB, tokens).expect("whole chunks");
+    let set = header.windows("base").expect("valid");
+    let (mut reference, mut test) = (engine(&paths[0], options()), engine(&paths[1], options()));
+    let mut writer = BaseWriter::new(header, Vec::new()).expect("in memory");
+    let mut go_on = |_: Progress| ControlFlow::Continue(());
+    let exact = SideBySide::new(&mut reference, &mut test, 5 * 4 * N_VOCAB)
+        .expect("one vocabulary")
+        .run_with(&set, &mut go_on, &mut |row| writer.push(row))
+        .expect("finite");
+    let bytes = writer.finish().expect("complete");
+
+    let mut compare = |test: &mut Engine| {
+        let mut base = BaseReader::new(&bytes[..], bytes.len() as u64).expect("own file");
+        against_base(&mut base, test, &set, &mut go_on).expect("finite")
+    };
+    let found = compare(&mut test);
+    for (found, exact) in found.iter().zip(&exact) {
+        assert_eq!(found.n_tokens, exact.n_tokens);
+        assert!((found.kld / exact.kld - 1.0).abs() < 0.01, "{found:?}");
+        assert!((found.reference_nll - exact.reference_nll).abs() < 2e-4 * 16.0);
+        assert!((found.test_nll - exact.test_nll).abs() < 1e-9);
+    }
+    // The model of the file is as near as 16 bits are.
+    for sums in compare(&mut reference) {
+        assert!(sums.kld.abs() < 1e-4 && sums.n_same_top1 + 1 >= sums.n_tokens);
+    }
+    let other = SmallModel {
+        n_vocab: 300,
+        ..model(1)
+    };
+    let mut other = engine(&file(folder.path(), "other", &other), options());
+    let mut base = BaseReader::new(&bytes[..], bytes.len() as u64).expect("own file");
+    let refused = against_base(&mut base, &mut other, &set, &mut go_on);
+    assert!(matches!(
+        refused,
+        Err(Error::Vocabulary {
+            reference: 288,
+            test: 300
+        })
+    ));
 }

@@ -7,6 +7,7 @@ mod live;
 mod output;
 mod progress;
 mod stats;
+mod work;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -19,6 +20,7 @@ pub use live::Live;
 pub use output::{check_outputs, read_file, read_text, write_whole};
 pub use progress::CountBar;
 pub use stats::{PerToken, Settings, StatsFormat, or_na, print_stats, stats_json};
+pub use work::{ByteBar, Interrupt, check_space};
 
 /// Runs a binary: an error is one line on standard error and exit code 1, and a reader that had
 /// enough (`| head`) is no error.

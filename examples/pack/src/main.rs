@@ -1,23 +1,16 @@
-//! Packs a model's routed experts into a sidecar. Owns: flags, the bar, the report. Does not own:
+//! Packs a model's routed experts into a sidecar. Owns: flags and the report. Does not own:
 //! the format, copying and comparing (`thalweg-store`), nor what is copied (`thalweg-runtime`).
 
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
-use thalweg_examples_common::{check_outputs, parse, print_line, report};
+use thalweg_examples_common::{ByteBar, Interrupt, check_outputs, parse, print_line, report};
 use thalweg_gguf::Gguf;
 use thalweg_runtime::{Packed, pack_sidecar, verify_sidecar};
-
-/// A bar comes when the work takes longer than this.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Pack the routed experts of a model into a file of their own, each one contiguous and aligned, so
 /// that an expert is one direct read instead of three with copies.
@@ -66,36 +59,21 @@ fn run(args: &Args) -> Result<()> {
         let inputs: Vec<_> = shards.map(|path| ("the model", path)).collect();
         check_outputs(&[("OUT", &args.out)], &inputs)?;
     }
-    let stopped = Arc::new(AtomicBool::new(false));
-    let flag = Arc::clone(&stopped);
-    ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed))
-        .context("cannot listen for interrupts")?;
-    let bar = bar(if args.verify { "comparing" } else { "packing" });
-    let start = Instant::now();
+    let interrupt = Interrupt::listen()?;
+    let bar = ByteBar::new(if args.verify { "comparing" } else { "packing" });
     let mut total_bytes = 0;
     let mut progress = |done: u64, total: u64| {
-        if bar.is_hidden() && start.elapsed() > PATIENCE {
-            bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(4));
-        }
         total_bytes = total;
-        bar.set_length(total);
-        bar.set_position(done);
-        if done >= total {
-            // What the system holds back goes to the drive now.
-            bar.set_message("waiting for the drive");
-        }
-        match stopped.load(Ordering::Relaxed) {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
-        }
+        bar.update(done, total);
+        interrupt.flow()
     };
     let packed = match args.verify {
         true => verify_sidecar(&args.out, &file, &mut progress).map(|()| None),
         false => pack_sidecar(&file, &args.out, &mut progress).map(Some),
     };
-    bar.finish_and_clear();
+    let took = bar.finish();
     let packed = packed?;
-    tell(args, packed.as_ref(), total_bytes, start.elapsed())
+    tell(args, packed.as_ref(), total_bytes, took)
 }
 
 /// Reports what was done with `bytes` bytes of bundles.
@@ -135,15 +113,4 @@ fn tell(args: &Args, packed: Option<&Packed>, bytes: u64, took: Duration) -> Res
             packed.file_bytes as f64 / 1e9
         )),
     }
-}
-
-fn bar(what: &'static str) -> ProgressBar {
-    let bar = ProgressBar::hidden();
-    let style = "{msg} {wide_bar} {bytes}/{total_bytes}, {decimal_bytes_per_sec}, {eta} left";
-    // The template is a constant; an unusable one would show as the default style.
-    if let Ok(style) = ProgressStyle::with_template(style) {
-        bar.set_style(style);
-    }
-    bar.set_message(what);
-    bar
 }

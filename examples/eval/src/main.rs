@@ -12,9 +12,11 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
 use clap::Parser;
-use thalweg::{Activations, Gguf, Text};
-use thalweg_eval::report::Report;
-use thalweg_eval::side_by_side::SideBySide;
+use thalweg::{Activations, Bias, Gguf, Text};
+use thalweg_eval::base_logits::BaseReader;
+use thalweg_eval::overlap::OverlapReport;
+use thalweg_eval::report::{ModelFacts, Report, TextFacts};
+use thalweg_eval::side_by_side::{SideBySide, against_base};
 use thalweg_eval::statistics::Bootstrap;
 use thalweg_eval::{Cut, WindowSet};
 use thalweg_examples_common::{
@@ -22,6 +24,7 @@ use thalweg_examples_common::{
 };
 
 use crate::models::Pair;
+use crate::output::LogitsFile;
 use crate::texts::{Markers, Source};
 
 /// Compare a model's predictions with those of the model it was made of.
@@ -44,12 +47,33 @@ use crate::texts::{Markers, Source};
   eval --ref big.gguf --test small.gguf --text *.heldout.txt --calibration *.calibration.txt
   eval --ref m.gguf --test m.gguf --moce abs:0.85 --text en.txt     what routing bias costs
   eval --ref m.gguf --test m.gguf --activations q8 --text en.txt    what eight bits cost
-  eval --ref big.gguf --test b.gguf --text en.txt --report b --against a/report.json"
+  eval --ref big.gguf --test b.gguf --text en.txt --report b --against a/report.json
+  eval --ref-logits base.kld --test small.gguf                      a reference run by llama.cpp"
 )]
 struct Args {
     /// The model whose predictions count as right
-    #[arg(long = "ref", value_name = "FILE")]
-    reference: PathBuf,
+    #[arg(
+        long = "ref",
+        value_name = "FILE",
+        required_unless_present = "ref_logits"
+    )]
+    reference: Option<PathBuf>,
+
+    /// Instead of a reference model: its log-probabilities and texts in a file of llama.cpp's
+    /// perplexity (--kl-divergence-base), or of --write-logits. Rounded to 16 bits: good for
+    /// divergences of 1e-2 and more
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = ["reference", "text", "markers", "window", "context", "max_windows",
+            "ref_activations", "write_logits"]
+    )]
+    ref_logits: Option<PathBuf>,
+
+    /// Write the reference's log-probabilities of all whole windows as such a file, one row a scored
+    /// token: two bytes a token of the vocabulary
+    #[arg(long, value_name = "FILE", conflicts_with = "context")]
+    write_logits: Option<PathBuf>,
 
     #[command(flatten)]
     test: ModelArgs,
@@ -124,64 +148,26 @@ fn run(args: &Args) -> Result<()> {
         seed: args.seed,
         ..Bootstrap::default()
     };
-    let cut = Cut {
-        n_window: args.window,
-        n_context: args.context.unwrap_or(args.window / 2 + 1),
-        max_windows: args.max_windows,
-    };
-    // Everything that can be refused is, before a model runs.
-    let files = models::open([&args.reference, test_path(args)?])?;
-    if let Some(folder) = &args.report {
-        check_report(args, folder, &files)?;
-    }
     let earlier = earlier_reports(&args.against)?;
-    let text = Text::from_file(&files[0])?;
-    let source = Source::new(&text, args.markers);
-    let mut set = WindowSet::new();
-    let text_facts = source.windows(&args.text, cut, &mut set)?;
-    let overlap = match args.calibration.is_empty() {
-        true => None,
-        false => Some(source.overlap(&args.calibration, &set, args.ngram)?),
+    let (mut found, notes) = match &args.ref_logits {
+        Some(path) => with_logits(args, path, &bootstrap)?,
+        None => with_model(args, &bootstrap)?,
     };
-    if let Some(overlap) = overlap.as_ref().filter(|_| !args.force) {
-        overlap
-            .require_disjoint()
-            .map_err(|e| anyhow!("{e}; evaluate on other texts, or with --force"))?;
-    }
-
-    let pair = Pair::new(args, &files, set.n_ctx())?;
-    note(&pair.division());
-    let facts = models::facts(&files, &pair)?;
-    let [reference, test] = files;
-    let mut reference = pair.reference.engine(reference, set.n_ctx())?;
-    let mut test = pair.test.engine(test, set.n_ctx())?;
-    let start = Instant::now();
-    let bar = CountBar::tokens("comparing");
-    let mut side_by_side = SideBySide::new(&mut reference, &mut test, pair.logits_bytes)?;
-    let sums = side_by_side.run(&set, &mut |now| {
-        bar.update(now.n_done, now.n_total);
-        ControlFlow::Continue(())
-    });
-    bar.finish();
-    let mut found = Report::new(facts, &set, cut, sums?, &bootstrap)?;
-    found.seconds = start.elapsed().as_secs_f64();
-    found.texts = text_facts;
-    found.notes.extend(source.notes());
-    if test.is_biased() {
+    found.notes.extend(notes);
+    if args.test.moce != Bias::Off {
         found.notes.push(
             "the test model routes toward resident experts: its figures depend on its slots and on \
              the order of windows"
                 .to_owned(),
         );
     }
-    if let Some(overlap) = overlap.as_ref().filter(|o| o.n_scored() > 0) {
+    if let Some(overlap) = found.overlap.as_ref().filter(|o| o.n_scored() > 0) {
         found.notes.push(format!(
             "{} {}-grams that end in a scored token are also in the calibration texts",
             overlap.n_scored(),
             overlap.n
         ));
     }
-    found.overlap = overlap;
     for earlier in &earlier {
         found.changes.push(found.change_from(earlier, &bootstrap)?);
     }
@@ -192,6 +178,120 @@ fn run(args: &Args) -> Result<()> {
         true => print_line(&found.to_json()?),
         false => print_line(found.to_markdown().trim_end()),
     }
+}
+
+/// Two models side by side. Everything that can be refused is, before either runs.
+fn with_model(args: &Args, bootstrap: &Bootstrap) -> Result<(Report, Vec<String>)> {
+    let cut = Cut {
+        n_window: args.window,
+        n_context: args.context.unwrap_or(args.window / 2 + 1),
+        max_windows: args.max_windows,
+    };
+    let reference = args.reference.as_ref().context("--ref names no model")?;
+    let files = models::open([reference, test_path(args)?])?;
+    check_paths(args, &[("--ref", &files[0]), ("--test", &files[1])])?;
+    let text = Text::from_file(&files[0])?;
+    let source = Source::new(&text, args.markers);
+    let mut set = WindowSet::new();
+    let text_facts = source.windows(&args.text, cut, &mut set)?;
+    let overlap = overlap(args, &source, &set)?;
+
+    let pair = Pair::new(args, reference, &files, set.n_ctx())?;
+    note(&pair.division());
+    let facts = models::facts(&files, &pair)?;
+    let [reference, test] = files;
+    let mut reference = pair.reference.engine(reference, set.n_ctx())?;
+    let mut test = pair.test.engine(test, set.n_ctx())?;
+    let mut logits = match &args.write_logits {
+        Some(path) => Some(LogitsFile::create(
+            path,
+            &set,
+            cut,
+            reference.spec().n_vocab,
+        )?),
+        None => None,
+    };
+    let start = Instant::now();
+    let bar = CountBar::tokens("comparing");
+    let mut side_by_side = SideBySide::new(&mut reference, &mut test, pair.logits_bytes)?;
+    let sums = side_by_side.run_with(
+        &set,
+        &mut |now| {
+            bar.update(now.n_done, now.n_total);
+            ControlFlow::Continue(())
+        },
+        &mut |row| logits.as_mut().map_or(Ok(()), |file| file.push(row)),
+    );
+    bar.finish();
+    let mut found = Report::new(facts, &set, cut, sums?, bootstrap)?;
+    found.seconds = start.elapsed().as_secs_f64();
+    if let Some(file) = logits {
+        file.finish()?;
+    }
+    found.texts = text_facts;
+    found.overlap = overlap;
+    Ok((found, source.notes().into_iter().collect()))
+}
+
+/// A model against a file of log-probabilities, which has the texts as well.
+fn with_logits(args: &Args, path: &Path, bootstrap: &Bootstrap) -> Result<(Report, Vec<String>)> {
+    let mut base = BaseReader::open(path)?;
+    let file = Gguf::open(test_path(args)?).context("cannot open the test model")?;
+    check_paths(args, &[("--test", &file)])?;
+    let domain = texts::domain(path);
+    let set = base.header().windows(&domain)?;
+    let cut = Cut {
+        n_window: base.header().n_ctx(),
+        n_context: base.header().rows().start + 1,
+        max_windows: None,
+    };
+    let n_tokens = base.header().tokens().len();
+    let overlap = match args.calibration.is_empty() {
+        true => None,
+        false => {
+            let text = Text::from_file(&file)?;
+            overlap(args, &Source::new(&text, args.markers), &set)?
+        }
+    };
+    let facts = models::facts_of(&file, &args.test)?;
+    let mut test = args.test.engine(file, set.n_ctx())?;
+    let start = Instant::now();
+    let bar = CountBar::tokens("comparing");
+    let sums = against_base(&mut base, &mut test, &set, &mut |now| {
+        bar.update(now.n_done, now.n_total);
+        ControlFlow::Continue(())
+    });
+    bar.finish();
+    let reference = ModelFacts {
+        file: path.to_string_lossy().into_owned(),
+        sha256: models::hash(path)?,
+        ..ModelFacts::default()
+    };
+    let mut found = Report::new([reference, facts], &set, cut, sums?, bootstrap)?;
+    found.seconds = start.elapsed().as_secs_f64();
+    found.texts.push(TextFacts {
+        file: path.to_string_lossy().into_owned(),
+        domain,
+        n_tokens,
+    });
+    found.overlap = overlap;
+    let rounded =
+        "the reference is rounded to 16 bits and cut off 16 nats below its likeliest token";
+    Ok((found, vec![rounded.to_owned()]))
+}
+
+/// What the windows share with calibration texts, if any are named.
+fn overlap(args: &Args, source: &Source<'_>, set: &WindowSet) -> Result<Option<OverlapReport>> {
+    if args.calibration.is_empty() {
+        return Ok(None);
+    }
+    let overlap = source.overlap(&args.calibration, set, args.ngram)?;
+    if !args.force {
+        overlap
+            .require_disjoint()
+            .map_err(|e| anyhow!("{e}; evaluate on other texts, or with --force"))?;
+    }
+    Ok(Some(overlap))
 }
 
 /// The path of the test model, which the command line requires.
@@ -207,32 +307,38 @@ fn earlier_reports(paths: &[PathBuf]) -> Result<Vec<Report>> {
     paths.iter().map(read).collect()
 }
 
-/// A report must not replace what it is made from.
-fn check_report(args: &Args, folder: &Path, files: &[Gguf; 2]) -> Result<()> {
-    if !folder.exists() {
-        std::fs::create_dir(folder)
-            .with_context(|| format!("cannot make the folder {}", folder.display()))?;
+/// What is written must not replace what it is made from.
+fn check_paths(args: &Args, models: &[(&'static str, &Gguf)]) -> Result<()> {
+    let mut outputs: Vec<(&str, PathBuf)> = Vec::new();
+    if let Some(folder) = &args.report {
+        if !folder.exists() {
+            std::fs::create_dir(folder)
+                .with_context(|| format!("cannot make the folder {}", folder.display()))?;
+        }
+        outputs.extend(output::FILES.map(|name| ("--report", folder.join(name))));
     }
-    let shards = files
-        .iter()
-        .zip(["--ref", "--test"])
-        .flat_map(|(file, flag)| {
-            (0..file.n_shards()).filter_map(move |shard| Some((flag, file.path(shard)?)))
-        });
-    let texts = args.text.iter().map(|path| ("--text", path.as_path()));
-    let calibration = args.calibration.iter();
-    let calibration = calibration.map(|path| ("--calibration", path.as_path()));
-    let against = args
-        .against
-        .iter()
-        .map(|path| ("--against", path.as_path()));
-    let inputs: Vec<_> = shards
-        .chain(texts)
-        .chain(calibration)
-        .chain(against)
-        .collect();
-    let outputs = output::FILES.map(|name| folder.join(name));
-    let outputs: Vec<_> = outputs.iter().map(|p| ("--report", p.as_path())).collect();
+    if let Some(path) = &args.write_logits {
+        outputs.push(("--write-logits", path.clone()));
+    }
+    let mut inputs: Vec<(&str, &Path)> = Vec::new();
+    for (flag, file) in models {
+        inputs.extend((0..file.n_shards()).filter_map(|shard| Some((*flag, file.path(shard)?))));
+    }
+    for (flag, paths) in [
+        ("--text", &args.text),
+        ("--calibration", &args.calibration),
+        ("--against", &args.against),
+    ] {
+        inputs.extend(paths.iter().map(|path| (flag, path.as_path())));
+    }
+    for (flag, path) in [
+        ("--ref-logits", &args.ref_logits),
+        ("--sidecar", &args.test.sidecar),
+        ("--profile", &args.test.profile),
+    ] {
+        inputs.extend(path.as_deref().map(|path| (flag, path)));
+    }
+    let outputs: Vec<_> = outputs.iter().map(|(f, p)| (*f, p.as_path())).collect();
     check_outputs(&outputs, &inputs)
 }
 

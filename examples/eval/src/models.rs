@@ -3,9 +3,12 @@
 //! Owns the division of the budget, the check that both models mean the same by a token, and what is
 //! told of them. Memory: the headers.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use sha2::{Digest, Sha256};
 use thalweg::{Backend, Bias, EngineOptions, Gguf, plan_model};
 use thalweg_eval::report::ModelFacts;
 use thalweg_examples_common::{ModelArgs, note_budget};
@@ -62,9 +65,6 @@ pub(crate) struct Pair {
     pub(crate) test: ModelArgs,
     /// The rest: logits that wait.
     pub(crate) logits_bytes: usize,
-    expert_bytes: [u64; 2],
-    n_expert: [usize; 2],
-    n_expert_used: [usize; 2],
 }
 
 impl Pair {
@@ -72,7 +72,12 @@ impl Pair {
     ///
     /// # Errors
     /// With the figures, if the smallest division does not fit.
-    pub(crate) fn new(args: &Args, files: &[Gguf; 2], n_ctx: usize) -> Result<Self> {
+    pub(crate) fn new(
+        args: &Args,
+        reference: &Path,
+        files: &[Gguf; 2],
+        n_ctx: usize,
+    ) -> Result<Self> {
         let budget = args.test.budget;
         note_budget(budget);
         let total = budget.unwrap_or_else(|| {
@@ -80,7 +85,7 @@ impl Pair {
         });
         let mut sides = [
             ModelArgs {
-                model: Some(args.reference.clone()),
+                model: Some(reference.to_owned()),
                 activations: args.ref_activations,
                 moce: Bias::Off,
                 sidecar: None,
@@ -91,7 +96,7 @@ impl Pair {
         ];
         let overhead = args.test.backend()?.overhead_bytes();
         let mut needs = [Need::default(); 2];
-        let mut specs = Vec::new();
+        let mut n_vocab = 0;
         for ((need, side), file) in needs.iter_mut().zip(&sides).zip(files) {
             let options = side.options(n_ctx);
             let (least, spec) = least(file, overhead, &options)?;
@@ -104,9 +109,9 @@ impl Pair {
                 least,
                 most: plan.total_bytes().max(least),
             };
-            specs.push(spec);
+            n_vocab = n_vocab.max(spec.n_vocab);
         }
-        let row = specs[0].n_vocab as u64 * size_of::<f32>() as u64;
+        let row = n_vocab as u64 * size_of::<f32>() as u64;
         let [reference, test] = needs;
         let models = reference.least.saturating_add(test.least);
         // One row is enough where the models need the rest.
@@ -128,27 +133,12 @@ impl Pair {
         for (side, part) in sides.iter_mut().zip(parts) {
             side.budget = Some(part);
         }
-        let experts = |i: usize| specs[i].experts.iter();
-        let each = |of: &dyn Fn(usize) -> usize| [of(0), of(1)];
-        let bytes = |i: usize| -> u64 {
-            let layers = experts(i).map(|e| {
-                let one: u64 = e.parts.iter().map(|p| p.len_bytes).sum();
-                one * e.n_expert as u64
-            });
-            layers.sum()
-        };
-        let expert_bytes = [bytes(0), bytes(1)];
-        let n_expert = each(&|i| experts(i).map(|e| e.n_expert).max().unwrap_or(0));
-        let n_expert_used = each(&|i| experts(i).map(|e| e.k).max().unwrap_or(0));
         let [reference, test] = sides;
         Ok(Self {
             reference,
             test,
             // Within the budget, which a machine of fewer bits could not have.
             logits_bytes: usize::try_from(logits).context("the budget exceeds this machine")?,
-            expert_bytes,
-            n_expert,
-            n_expert_used,
         })
     }
 
@@ -164,23 +154,50 @@ impl Pair {
     }
 }
 
-/// Facts for the report.
+/// Facts of both for the report.
 pub(crate) fn facts(files: &[Gguf; 2], pair: &Pair) -> Result<[ModelFacts; 2]> {
-    let fact = |i: usize, args: &ModelArgs| -> Result<ModelFacts> {
-        let path = files[i].path(0).unwrap_or_else(|| std::path::Path::new(""));
-        let sha256 = fingerprint(&files[i], FingerprintDepth::Ends)?;
-        Ok(ModelFacts {
-            file: path.to_string_lossy().into_owned(),
-            sha256: sha256.iter().map(|byte| format!("{byte:02x}")).collect(),
-            bytes: files[i].tensors().iter().map(|t| t.size_bytes).sum(),
-            expert_bytes: pair.expert_bytes[i],
-            n_expert: pair.n_expert[i],
-            n_expert_used: pair.n_expert_used[i],
-            activations: args.activations.name().to_owned(),
-            moce: args.moce.to_string(),
-        })
-    };
-    Ok([fact(0, &pair.reference)?, fact(1, &pair.test)?])
+    Ok([
+        facts_of(&files[0], &pair.reference)?,
+        facts_of(&files[1], &pair.test)?,
+    ])
+}
+
+/// Facts of one model for the report.
+pub(crate) fn facts_of(file: &Gguf, args: &ModelArgs) -> Result<ModelFacts> {
+    let (_, spec) = least(file, 0, &args.options(1))?;
+    let layers = spec.experts.iter().map(|e| {
+        let one: u64 = e.parts.iter().map(|p| p.len_bytes).sum();
+        one * e.n_expert as u64
+    });
+    let path = file.path(0).unwrap_or_else(|| Path::new(""));
+    Ok(ModelFacts {
+        file: path.to_string_lossy().into_owned(),
+        sha256: hex(&fingerprint(file, FingerprintDepth::Ends)?),
+        bytes: file.tensors().iter().map(|t| t.size_bytes).sum(),
+        expert_bytes: layers.sum(),
+        n_expert: spec.experts.iter().map(|e| e.n_expert).max().unwrap_or(0),
+        n_expert_used: spec.experts.iter().map(|e| e.k).max().unwrap_or(0),
+        activations: args.activations.name().to_owned(),
+        moce: args.moce.to_string(),
+    })
+}
+
+/// SHA-256 of a file in hexadecimal.
+pub(crate) fn hash(path: &Path) -> Result<String> {
+    let failed = || format!("cannot read {}", path.display());
+    let mut file = File::open(path).with_context(failed)?;
+    let mut hash = Sha256::new();
+    let mut piece = vec![0; 1 << 16];
+    loop {
+        match file.read(&mut piece).with_context(failed)? {
+            0 => return Ok(hex(&hash.finalize())),
+            n => hash.update(&piece[..n]),
+        }
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// What one model can do with.

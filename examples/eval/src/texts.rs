@@ -100,7 +100,7 @@ impl<'a> Source<'a> {
 }
 
 /// A file's name up to its first dot.
-fn domain(path: &Path) -> String {
+pub(crate) fn domain(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     name.split('.').next().unwrap_or_default().to_owned()
 }

@@ -255,3 +255,74 @@ fn one_budget_holds_both_models_or_says_what_each_needs() {
     }
     assert_eq!(tight, generous);
 }
+
+#[test]
+fn a_reference_can_lie_in_a_file_of_llama_cpp() {
+    let here = Fixture::new();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_eval"));
+    command.current_dir(here.folder.path());
+    command.args([
+        "--ref",
+        "one.gguf",
+        "--test",
+        "two.gguf",
+        "--threads",
+        "1",
+        "--json",
+    ]);
+    command.args([
+        "--budget", "64MiB", "--window", "40", "--text", "en.a.txt", "ops.txt",
+    ]);
+    let output = command
+        .args(["--write-logits", "base.kld"])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let exact: Value = serde_json::from_slice(&output.stdout).unwrap();
+    // Rests of texts are no chunks.
+    let windows = exact["windows"].as_array().unwrap();
+    let whole: Vec<_> = windows.iter().filter(|w| w["n_tokens"] == 19).collect();
+    assert!(whole.len() < windows.len());
+    let bytes = fs::read(here.path("base.kld")).unwrap();
+    let n_chunks = u32::from_le_bytes(bytes[16..20].try_into().unwrap());
+    assert_eq!(n_chunks as usize, whole.len());
+    assert!(!here.path(".base.kld.partial").exists());
+
+    let against = |model: &str, more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_eval"));
+        command.current_dir(here.folder.path());
+        command.args([
+            "--ref-logits",
+            "base.kld",
+            "--test",
+            model,
+            "--budget",
+            "32MiB",
+        ]);
+        command.args(more).output().unwrap()
+    };
+    let output = against("two.gguf", &["--json"]);
+    assert!(output.status.success(), "{output:?}");
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(found["windows"].as_array().unwrap().len(), whole.len());
+    for (found, exact) in found["windows"].as_array().unwrap().iter().zip(whole) {
+        let (found, exact) = (&found["kld"], exact["kld"].as_f64().unwrap());
+        assert!((found.as_f64().unwrap() / exact - 1.0).abs() < 0.01);
+    }
+    assert_eq!(found["domains"][0]["name"], "base");
+    let page = String::from_utf8(against("one.gguf", &[]).stdout).unwrap();
+    assert!(
+        page.contains("base.kld: log-probabilities") && page.contains("16 bits"),
+        "{page}"
+    );
+
+    // Texts come from the file.
+    let output = against("two.gguf", &["--text", "en.a.txt"]);
+    assert_eq!(output.status.code(), Some(2));
+    fs::write(here.path("base.kld"), &bytes[..bytes.len() - 1]).unwrap();
+    let said = refused(&against("two.gguf", &[]));
+    assert!(
+        said.contains("base.kld") && said.contains("its header says"),
+        "{said}"
+    );
+}

@@ -124,6 +124,12 @@ impl Report {
 
     fn models(&self) -> String {
         let line = |role: &str, m: &ModelFacts| {
+            if m.bytes == 0 {
+                return format!(
+                    "- {role} {}: log-probabilities; sha256 {}\n",
+                    m.file, m.sha256
+                );
+            }
             format!(
                 "- {role} {}: {:.3} GB, of which experts {:.3} GB; {} experts a layer, {} used; \
                  activations {}, bias {}; sha256 {}\n",

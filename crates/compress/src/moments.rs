@@ -9,6 +9,7 @@
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use thalweg_quant::encode::importance;
 
 use crate::{Error, Result};
@@ -115,7 +116,7 @@ impl InputMoments {
     /// [`Error::OutOfRange`] as [`validate`](Self::validate): JSON has no NaN.
     pub fn to_json(&self) -> Result<String> {
         self.validate()?;
-        Ok(serde_json::to_string(self).expect("texts and finite numbers are JSON"))
+        Ok(json!(self).to_string())
     }
 
     /// Checks the invariants.

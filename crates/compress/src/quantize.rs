@@ -189,7 +189,7 @@ impl Recipe<'_> {
 
     fn plan_tensor(&self, tensor: &TensorInfo) -> Result<Planned> {
         let rule = self.rules.iter().rfind(|rule| rule.fits(&tensor.name));
-        let wanted = rule.map(|rule| rule.ty).or(match Role::of(tensor) {
+        let wanted = rule.map(|rule| rule.ty).or_else(|| match Role::of(tensor) {
             Role::Expert { .. } => self.experts,
             Role::Shared { .. } | Role::Dense => self.dense,
             _ => None,

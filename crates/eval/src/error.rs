@@ -301,6 +301,46 @@ pub enum Error {
         /// Bytes that it has.
         found: u64,
     },
+    /// A line of a file of lines.
+    #[error("line {line}")]
+    InLine {
+        /// Its number, from one.
+        line: usize,
+        /// What is wrong with it.
+        source: Box<Self>,
+    },
+    /// Two lines of one task: the later would count, or the earlier.
+    #[error("the task {id:?} came before")]
+    DuplicateTask {
+        /// The task's name.
+        id: String,
+    },
+    /// A task that nobody answered.
+    #[error("no output for task {id:?}")]
+    MissingOutput {
+        /// The task's name.
+        id: String,
+    },
+    /// An output to another question than the task's.
+    #[error("the output for task {id:?} answers another conversation than the task's")]
+    OtherQuestion {
+        /// The task's name.
+        id: String,
+    },
+    /// A pattern that cannot be compiled.
+    #[error("the pattern cannot be used")]
+    Pattern {
+        /// What is wrong with it.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A schema with a part that has no meaning here.
+    #[error("the schema is not usable at {place}: expected {expected}")]
+    Schema {
+        /// Where in the schema.
+        place: String,
+        /// What should be there.
+        expected: &'static str,
+    },
     /// A plot without a finite point in one of its panels.
     #[error("the plot {title:?} has a panel without a finite point")]
     EmptyPlot {

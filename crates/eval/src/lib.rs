@@ -14,6 +14,7 @@ pub mod report;
 pub mod side_by_side;
 pub mod statistics;
 mod summary;
+pub mod tasks;
 mod windows;
 
 pub use error::{Error, Result};

@@ -47,12 +47,20 @@ impl Text {
     /// # Errors
     /// [`Error::NoTemplate`], or [`Error::Text`] when the template refuses the messages.
     pub fn chat(&self, messages: &[Message]) -> Result<Vec<u32>> {
-        let template = self.template.as_ref().ok_or(Error::NoTemplate)?;
         let options = RenderOptions {
             add_generation_prompt: true,
             ..RenderOptions::default()
         };
-        Ok(encode_chat(&self.tokenizer, template, messages, &options)?)
+        self.chat_with(messages, &options)
+    }
+
+    /// As [`chat`](Self::chat), with tools or further variables for the template.
+    ///
+    /// # Errors
+    /// As [`chat`](Self::chat).
+    pub fn chat_with(&self, messages: &[Message], options: &RenderOptions) -> Result<Vec<u32>> {
+        let template = self.template.as_ref().ok_or(Error::NoTemplate)?;
+        Ok(encode_chat(&self.tokenizer, template, messages, options)?)
     }
 
     /// As [`chat`](Self::chat), for a conversation whose last reply was generated: `prompt` and

@@ -105,6 +105,16 @@ pub enum Error {
         /// What it is.
         found: String,
     },
+    /// A file that was made for another model.
+    #[error("the {what} is of the model with fingerprint {expected}, this one has {found}")]
+    WrongModel {
+        /// Which file.
+        what: &'static str,
+        /// Fingerprint of its model.
+        expected: String,
+        /// Fingerprint of the model at hand.
+        found: String,
+    },
     /// A figure that cannot be what it should be.
     #[error("{what} is {found}, expected {expected}")]
     OutOfRange {

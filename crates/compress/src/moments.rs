@@ -12,10 +12,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use thalweg_quant::encode::importance;
 
+use crate::file::{Kind, read_json};
 use crate::{Error, Result};
 
-const FORMAT: &str = "thalweg-input-moments";
-const VERSION: u32 = 1;
+const KIND: Kind = Kind {
+    format: "input-moments",
+    version: 1,
+    what: "moments of expert inputs",
+};
 
 /// Mean squares of the vectors that the experts of each layer were given.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -67,8 +71,8 @@ impl InputMoments {
         layers: Vec<Vec<f64>>,
     ) -> Result<Self> {
         let moments = Self {
-            format: FORMAT.to_owned(),
-            version: VERSION,
+            format: KIND.format.to_owned(),
+            version: KIND.version,
             source: source.into(),
             fingerprint: fingerprint.into(),
             n_tokens,
@@ -83,29 +87,7 @@ impl InputMoments {
     /// # Errors
     /// [`Error::Io`]; [`Error::Json`]; [`Error::WrongFile`]; those of [`validate`](Self::validate).
     pub fn read(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path).map_err(|source| Error::Io {
-            path: path.to_owned(),
-            action: "read",
-            source,
-        })?;
-        let moments: Self = serde_json::from_str(&text).map_err(|source| Error::Json {
-            path: path.to_owned(),
-            what: "moments of expert inputs",
-            source,
-        })?;
-        let wrong = |field, expected: String, found: String| Error::WrongFile {
-            path: path.to_owned(),
-            field,
-            expected,
-            found,
-        };
-        if moments.format != FORMAT {
-            return Err(wrong("format", FORMAT.to_owned(), moments.format));
-        }
-        if moments.version != VERSION {
-            let found = moments.version.to_string();
-            return Err(wrong("version", VERSION.to_string(), found));
-        }
+        let moments: Self = read_json(path, KIND)?;
         moments.validate()?;
         Ok(moments)
     }
@@ -194,7 +176,7 @@ mod tests {
         made.expect_shape(2, 2).expect("its own");
         assert!(made.expect_shape(2, 3).is_err());
         for (from, to) in [
-            (FORMAT, "other"),
+            (KIND.format, "other"),
             ("\"version\":1", "\"version\":2"),
             ("[4.0", "[-4.0"),
         ] {

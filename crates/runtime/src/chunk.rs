@@ -7,6 +7,7 @@
 use thalweg_backend::Backend;
 use thalweg_cache::RangeMean;
 
+use crate::observe::ExpertOutputs;
 use crate::picks::{Hints, Picks};
 use crate::{Engine, Error, Observer, Result, Session};
 
@@ -18,6 +19,8 @@ pub(crate) struct ChunkScratch {
     pub(crate) picks: Picks,
     pub(crate) hints: Hints,
     residual: Vec<f32>,
+    input: Vec<f32>,
+    partial: Vec<f32>,
     logits: Vec<f32>,
     /// The session's range means as this chunk changes them.
     ranges: Vec<RangeMean>,
@@ -86,12 +89,18 @@ impl<B: Backend> Engine<B> {
             self.model
                 .route(&self.backend, &mut self.ws, state, staging, layer)?;
             self.scratch.bad_router_rows += self.ws.routing.bad_rows() as u64;
+            if let Some(kept) = &self.kept {
+                kept.reroute(&mut self.ws.routing, layer)?;
+            }
             if let Some(bias) = self.bias.as_mut().filter(|b| b.applies(phase)) {
                 let range = &mut self.scratch.ranges[layer];
                 bias.reroute(&mut self.ws.routing, layer, range, &self.store)?;
             }
             observer.on_routes(layer, before, &self.ws.routing);
             self.run_experts(layer, phase)?;
+            if observer.wants_experts() {
+                self.show_experts(layer, before, observer)?;
+            }
             self.model
                 .combine(&self.backend, &mut self.ws, layer, &self.scratch.picks.rows)?;
             if observer.wants_residual() {
@@ -104,6 +113,41 @@ impl<B: Backend> Engine<B> {
             }
         }
         self.run_head(session, before, phase, observer)
+    }
+
+    /// Copies what a layer's experts were given and made to the host, for an observer.
+    fn show_experts(
+        &mut self,
+        layer: usize,
+        before: usize,
+        observer: &mut dyn Observer,
+    ) -> Result<()> {
+        let Self {
+            backend,
+            ws,
+            scratch,
+            ..
+        } = self;
+        let n_embd = self.model.spec().n_embd;
+        let ChunkScratch {
+            input,
+            partial,
+            picks,
+            ..
+        } = scratch;
+        input.resize(ws.n_tokens() * n_embd, 0.0);
+        backend.read(&mut ws.rec, &ws.input, 0, input)?;
+        partial.resize(picks.rows.len() * n_embd, 0.0);
+        backend.read(&mut ws.rec, &ws.partial, 0, partial)?;
+        let experts = ExpertOutputs {
+            routing: &ws.routing,
+            rows: &picks.rows,
+            n_embd,
+            input,
+            partial,
+        };
+        observer.on_experts(layer, before, &experts);
+        Ok(())
     }
 
     /// Reads the table rows of the tokens from `before` on.

@@ -27,6 +27,7 @@ use crate::ahead::Ahead;
 use crate::bias::RoutingBias;
 use crate::budget::MemoryPlan;
 use crate::chunk::{ChunkScratch, Phase};
+use crate::keep::KeptExperts;
 use crate::{
     EngineOptions, Error, Note, Observer, Result, Session, Silent, Stats, SystemMemory, Watchdog,
     lock, planning,
@@ -47,6 +48,7 @@ pub struct Engine<B: Backend = CpuBackend> {
     pub(crate) scratch: ChunkScratch,
     pub(crate) policy: PolicyKind,
     pub(crate) bias: Option<RoutingBias>,
+    pub(crate) kept: Option<KeptExperts>,
     pub(crate) ahead: Ahead,
     pub(crate) switches: Switches,
     pub(crate) watchdog: Option<Watchdog>,
@@ -124,6 +126,16 @@ impl<B: Backend> Engine<B> {
             &options,
         )?;
         let bias = RoutingBias::new(options.moce, outline.spec())?;
+        let kept = options.keep_experts.as_deref();
+        let kept = kept.map(|lists| KeptExperts::new(lists, outline.spec()));
+        let kept = kept.transpose()?;
+        if kept.is_some() && bias.is_some() {
+            return Err(Error::Option {
+                option: "moce",
+                expected: "off where keep_experts is given".to_owned(),
+                found: options.moce.bias.to_string(),
+            });
+        }
         let model = thalweg_model::bind(&backend, &file)?;
         // The header was read through one handle, experts will be through another.
         file.verify_unchanged().map_err(Error::Changed)?;
@@ -180,6 +192,7 @@ impl<B: Backend> Engine<B> {
             scratch: ChunkScratch::default(),
             policy: options.policy,
             bias,
+            kept,
             ahead: Ahead::new(options.read_ahead),
             switches: Switches {
                 expert_split: options.expert_split,

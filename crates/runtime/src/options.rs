@@ -1,8 +1,8 @@
 //! How an engine is to be opened.
 //!
 //! Owns the options and their defaults; what they cost is decided in `planning`. Memory: none.
-//! Invariant: of all options only [`EngineOptions::moce`] can change a result, and its default does
-//! not; the others decide how fast the same bits are there.
+//! Invariant: of all options only [`EngineOptions::moce`] and [`EngineOptions::keep_experts`] can
+//! change a result, and their defaults do not; the others decide how fast the same bits are there.
 
 use std::path::PathBuf;
 
@@ -38,6 +38,9 @@ pub struct EngineOptions {
     /// Cache-aware routing. Lossy unless its bias is off, which is the default: with it on, output
     /// depends on what is resident, hence on history.
     pub moce: Moce,
+    /// Routes over these experts alone, ids by layer, as if the file had no others; `None` is all of
+    /// them. Another model, hence another output; not together with `moce`.
+    pub keep_experts: Option<Vec<Vec<u16>>>,
     /// How experts are read.
     pub reader: ReaderKind,
     /// Reads under way at the same time: threads of a pool, entries of a ring. `None` chooses by
@@ -70,6 +73,7 @@ impl Default for EngineOptions {
             policy: PolicyKind::Lru,
             policy_seed: 1,
             moce: Moce::default(),
+            keep_experts: None,
             reader: ReaderKind::Pool,
             reads_under_way: None,
             sidecar: None,

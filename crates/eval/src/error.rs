@@ -188,6 +188,9 @@ pub enum Error {
         /// Tokens of the window.
         n_tokens: usize,
     },
+    /// A window whose tokens are stated in neither way.
+    #[error("a window needs context and continuation, or tokens and scored")]
+    SpanForm,
     /// A text without a single scored token.
     #[error(
         "a text of {domain:?} has {n_tokens} tokens; at least {needed} are needed to score one: give a longer text or a shorter context"

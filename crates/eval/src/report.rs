@@ -36,8 +36,8 @@ pub struct Report {
     pub test: ModelFacts,
     /// What was read, in the order of windows.
     pub texts: Vec<TextFacts>,
-    /// Tokens of a window and those of them that are context.
-    pub cut: CutFacts,
+    /// How texts were cut; none where each window has a span of its own.
+    pub cut: Option<CutFacts>,
     /// Settings of the intervals.
     pub bootstrap: BootstrapFacts,
     /// [`WindowSet::fingerprint`] in hexadecimal: reports with the same can be compared window by
@@ -131,7 +131,7 @@ impl Report {
     pub fn new(
         models: [ModelFacts; 2],
         set: &WindowSet,
-        cut: Cut,
+        cut: Option<Cut>,
         sums: Vec<WindowSums>,
         bootstrap: &Bootstrap,
     ) -> Result<Self> {
@@ -160,10 +160,10 @@ impl Report {
             reference,
             test,
             texts: Vec::new(),
-            cut: CutFacts {
+            cut: cut.map(|cut| CutFacts {
                 n_window: cut.n_window,
                 n_context: cut.n_context,
-            },
+            }),
             bootstrap: BootstrapFacts {
                 n_resamples: bootstrap.n_resamples,
                 seed: bootstrap.seed,

@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
 use crate::{Error, Result};
@@ -170,6 +171,49 @@ impl WindowSet {
         Ok(())
     }
 
+    /// Adds windows whose spans a file states, one JSON object a line (`docs/formats/spans.md`); empty
+    /// lines are skipped. `encode` gets a text and whether it begins a window.
+    ///
+    /// # Errors
+    /// [`Error::InLine`] around [`Error::Json`], [`Error::SpanForm`] for a line that states tokens in
+    /// neither of the two ways, and what [`Window::new`] refuses, such as an empty context. Nothing
+    /// is added then.
+    pub fn add_lines(&mut self, text: &str, encode: impl Fn(&str, bool) -> Vec<u32>) -> Result<()> {
+        let window = |line: &str| {
+            let line: SpanLine = serde_json::from_str(line).map_err(|source| Error::Json {
+                what: "a window with its span",
+                source,
+            })?;
+            let (tokens, scored) = match (line.context, line.continuation, line.tokens, line.scored)
+            {
+                (Some(context), Some(continuation), None, None) => {
+                    let mut tokens = encode(&context, true);
+                    let start = tokens.len();
+                    tokens.extend(encode(&continuation, false));
+                    let end = tokens.len();
+                    (tokens, start..end)
+                }
+                (None, None, Some(tokens), Some([start, end])) => (tokens, start..end),
+                _ => return Err(Error::SpanForm),
+            };
+            Ok((line.domain, Window::new(0, tokens, scored)?))
+        };
+        let numbered = text.lines().enumerate();
+        let filled = numbered.filter(|(_, line)| !line.trim().is_empty());
+        let windows = filled.map(|(i, line)| {
+            window(line).map_err(|source| Error::InLine {
+                line: i + 1,
+                source: Box::new(source),
+            })
+        });
+        let windows: Vec<(String, Window)> = windows.collect::<Result<_>>()?;
+        for (domain, window) in windows {
+            let domain = self.domain(&domain);
+            self.windows.push(Window { domain, ..window });
+        }
+        Ok(())
+    }
+
     /// The number of a domain, which is made if it is new.
     fn domain(&mut self, name: &str) -> usize {
         let known = self.domains.iter().position(|d| d == name);
@@ -196,6 +240,12 @@ impl WindowSet {
     pub fn n_ctx(&self) -> usize {
         let fed = self.windows.iter().map(|w| w.fed().len());
         fed.max().unwrap_or(0)
+    }
+
+    /// Tokens of all windows.
+    #[must_use]
+    pub fn n_tokens(&self) -> usize {
+        self.windows.iter().map(|w| w.tokens.len()).sum()
     }
 
     /// Tokens that a model has to take in.
@@ -232,6 +282,17 @@ impl WindowSet {
         }
         hash.finalize().into()
     }
+}
+
+/// A line of a file of spans.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SpanLine {
+    domain: String,
+    context: Option<String>,
+    continuation: Option<String>,
+    tokens: Option<Vec<u32>>,
+    scored: Option<[usize; 2]>,
 }
 
 #[cfg(test)]
@@ -340,5 +401,70 @@ mod tests {
         seen.sort_unstable();
         seen.dedup();
         assert_eq!(seen.len(), 6);
+    }
+
+    #[test]
+    fn a_file_states_spans_as_texts_or_as_tokens() {
+        // A letter is a token; a window begins with 7.
+        let encode = |text: &str, is_start: bool| {
+            let start = is_start.then_some(7);
+            start
+                .into_iter()
+                .chain(text.bytes().map(u32::from))
+                .collect()
+        };
+        let mut set = WindowSet::new();
+        let lines = r#"
+            {"domain": "chat", "context": "ab", "continuation": "cd"}
+
+            {"domain": "ops", "tokens": [5, 6, 8, 9], "scored": [1, 3]}
+        "#;
+        set.add_lines(lines, encode).unwrap();
+        assert_eq!(set.domains(), ["chat", "ops"]);
+        let [first, second] = set.windows() else {
+            panic!("two windows")
+        };
+        assert_eq!(
+            (first.tokens(), first.scored()),
+            (&[7, 97, 98, 99, 100][..], 3..5)
+        );
+        assert_eq!((second.fed(), second.scored()), (&[5, 6][..], 1..3));
+
+        let before = set.clone();
+        let plain = |text: &str, _: bool| text.bytes().map(u32::from).collect();
+        for (line, expected) in [
+            (
+                r#"{"domain": "a", "context": "", "continuation": "x"}"#,
+                "begins at 0",
+            ),
+            (
+                r#"{"domain": "a", "context": "x", "continuation": ""}"#,
+                "1..1",
+            ),
+            (
+                r#"{"domain": "a", "tokens": [1, 2], "scored": [0, 2]}"#,
+                "begins at 0",
+            ),
+            (
+                r#"{"domain": "a", "tokens": [1, 2], "scored": [1, 3]}"#,
+                "1..3",
+            ),
+            (
+                r#"{"domain": "a", "tokens": [1, 2]}"#,
+                "or tokens and scored",
+            ),
+            (
+                r#"{"domain": "a", "context": "x", "scored": [1, 2]}"#,
+                "or tokens and scored",
+            ),
+            (r#"{"context": "x", "continuation": "y"}"#, "usable JSON"),
+            (r#"{"domain": "a", "span": 1}"#, "usable JSON"),
+        ] {
+            let error = set.add_lines(&format!("\n{line}"), plain).unwrap_err();
+            let cause = std::error::Error::source(&error).expect("a cause");
+            let said = format!("{error}: {cause}");
+            assert!(said.contains("line 2") && said.contains(expected), "{said}");
+        }
+        assert_eq!(set, before);
     }
 }

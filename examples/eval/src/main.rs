@@ -65,7 +65,7 @@ struct Args {
     #[arg(
         long,
         value_name = "FILE",
-        conflicts_with_all = ["reference", "text", "markers", "window", "context", "max_windows",
+        conflicts_with_all = ["reference", "text", "spans", "markers", "window", "context", "max_windows",
             "ref_activations", "write_logits"]
     )]
     ref_logits: Option<PathBuf>,
@@ -86,6 +86,16 @@ struct Args {
     /// program, enough to see that it works]
     #[arg(long, value_name = "FILE", num_args = 1..)]
     text: Vec<PathBuf>,
+
+    /// Windows with spans of their own, one JSON object a line: context and continuation as texts, or
+    /// tokens and scored; the continuation is scored
+    #[arg(
+        long,
+        value_name = "FILE",
+        num_args = 1..,
+        conflicts_with_all = ["text", "window", "context", "max_windows", "write_logits"]
+    )]
+    spans: Vec<PathBuf>,
 
     /// Whether markers in texts, such as <|im_start|>, are parsed or taken as text
     #[arg(long, value_name = "HOW", default_value = "parse")]
@@ -193,7 +203,10 @@ fn with_model(args: &Args, bootstrap: &Bootstrap) -> Result<(Report, Vec<String>
     let text = Text::from_file(&files[0])?;
     let source = Source::new(&text, args.markers);
     let mut set = WindowSet::new();
-    let text_facts = source.windows(&args.text, cut, &mut set)?;
+    let text_facts = match args.spans.is_empty() {
+        true => source.windows(&args.text, cut, &mut set)?,
+        false => source.spans(&args.spans, &mut set)?,
+    };
     let overlap = overlap(args, &source, &set)?;
 
     let pair = Pair::new(args, reference, &files, set.n_ctx())?;
@@ -223,6 +236,7 @@ fn with_model(args: &Args, bootstrap: &Bootstrap) -> Result<(Report, Vec<String>
         &mut |row| logits.as_mut().map_or(Ok(()), |file| file.push(row)),
     );
     bar.finish();
+    let cut = args.spans.is_empty().then_some(cut);
     let mut found = Report::new(facts, &set, cut, sums?, bootstrap)?;
     found.seconds = start.elapsed().as_secs_f64();
     if let Some(file) = logits {
@@ -267,7 +281,7 @@ fn with_logits(args: &Args, path: &Path, bootstrap: &Bootstrap) -> Result<(Repor
         sha256: models::hash(path)?,
         ..ModelFacts::default()
     };
-    let mut found = Report::new([reference, facts], &set, cut, sums?, bootstrap)?;
+    let mut found = Report::new([reference, facts], &set, Some(cut), sums?, bootstrap)?;
     found.seconds = start.elapsed().as_secs_f64();
     found.texts.push(TextFacts {
         file: path.to_string_lossy().into_owned(),
@@ -326,6 +340,7 @@ fn check_paths(args: &Args, models: &[(&'static str, &Gguf)]) -> Result<()> {
     }
     for (flag, paths) in [
         ("--text", &args.text),
+        ("--spans", &args.spans),
         ("--calibration", &args.calibration),
         ("--against", &args.against),
     ] {

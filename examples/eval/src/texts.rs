@@ -75,6 +75,32 @@ impl<'a> Source<'a> {
         Ok(facts)
     }
 
+    /// Adds the windows that files state with their spans.
+    pub(crate) fn spans(&self, paths: &[PathBuf], set: &mut WindowSet) -> Result<Vec<TextFacts>> {
+        let n_bos = usize::from(self.text.tokenizer().adds_bos());
+        let mut facts = Vec::new();
+        for path in paths {
+            let n_before = set.n_tokens();
+            let encode = |text: &str, is_start: bool| {
+                let tokens = self.encode(text);
+                match is_start {
+                    true => tokens,
+                    // Only a window begins with the vocabulary's first token.
+                    false => tokens.into_iter().skip(n_bos).collect(),
+                }
+            };
+            set.add_lines(&read_text(path)?, encode)
+                .with_context(|| format!("cannot use {}", path.display()))?;
+            facts.push(TextFacts {
+                file: path.to_string_lossy().into_owned(),
+                domain: "(by line)".to_owned(),
+                n_tokens: set.n_tokens() - n_before,
+            });
+        }
+        anyhow::ensure!(!set.windows().is_empty(), "--spans states no window");
+        Ok(facts)
+    }
+
     /// Looks for n-grams of the windows in other texts.
     pub(crate) fn overlap(
         &self,

@@ -326,3 +326,38 @@ fn a_reference_can_lie_in_a_file_of_llama_cpp() {
         "{said}"
     );
 }
+
+#[test]
+fn spans_can_be_stated_line_by_line() {
+    let here = Fixture::new();
+    let spans = concat!(
+        r#"{"domain": "river", "context": "In year 101 the water", "continuation": " stood high."}"#,
+        "\n",
+        r#"{"domain": "ids", "tokens": [40, 41, 42, 43, 44], "scored": [2, 5]}"#,
+        "\n"
+    );
+    fs::write(here.path("spans.jsonl"), spans).unwrap();
+    let with = |spans: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_eval"));
+        command.current_dir(here.folder.path());
+        command.args(["--ref", "one.gguf", "--test", "two.gguf", "--json"]);
+        command
+            .args(["--budget", "64MiB", "--spans", spans])
+            .output()
+            .unwrap()
+    };
+    let output = with("spans.jsonl");
+    assert!(output.status.success(), "{output:?}");
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(found["domains"][1]["n_tokens"], 3);
+    assert_eq!(found["cut"], Value::Null);
+    assert!(found["pooled"]["kld"].as_f64().unwrap() > 0.0);
+
+    let at_start = r#"{"domain": "a", "context": "", "continuation": "Nobody predicts this."}"#;
+    fs::write(here.path("bad.jsonl"), at_start).unwrap();
+    let said = refused(&with("bad.jsonl"));
+    assert!(
+        said.contains("line 1") && said.contains("begins at 0"),
+        "{said}"
+    );
+}

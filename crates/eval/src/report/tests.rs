@@ -35,7 +35,7 @@ fn report(klds: [f64; 3]) -> Report {
         facts("models/big.gguf", 4_000_000),
         facts("small.gguf", 1_000_000),
     ];
-    let cut = Cut::default();
+    let cut = Some(Cut::default());
     Report::new(models, &set, cut, sums.collect(), &Bootstrap::default()).unwrap()
 }
 

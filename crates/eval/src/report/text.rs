@@ -43,11 +43,14 @@ impl Report {
                 text.file, text.domain, text.n_tokens
             );
         }
-        let _ = writeln!(
-            page,
-            "- windows of {} tokens, scored from token {} on; {:.1} s",
-            self.cut.n_window, self.cut.n_context, self.seconds
-        );
+        let spans = match &self.cut {
+            Some(cut) => format!(
+                "windows of {} tokens, scored from token {} on",
+                cut.n_window, cut.n_context
+            ),
+            None => "windows with spans of their own".to_owned(),
+        };
+        let _ = writeln!(page, "- {spans}; {:.1} s", self.seconds);
         if let Some(overlap) = &self.overlap {
             let _ = writeln!(
                 page,

@@ -208,6 +208,9 @@ fn with_model(args: &Args, bootstrap: &Bootstrap) -> Result<(Report, Vec<String>
         false => source.spans(&args.spans, &mut set)?,
     };
     let overlap = overlap(args, &source, &set)?;
+    let notes = source.notes().into_iter().collect();
+    // The budget is the models'.
+    drop(text);
 
     let pair = Pair::new(args, reference, &files, set.n_ctx())?;
     note(&pair.division());
@@ -244,7 +247,7 @@ fn with_model(args: &Args, bootstrap: &Bootstrap) -> Result<(Report, Vec<String>
     }
     found.texts = text_facts;
     found.overlap = overlap;
-    Ok((found, source.notes().into_iter().collect()))
+    Ok((found, notes))
 }
 
 /// A model against a file of log-probabilities, which has the texts as well.

@@ -33,9 +33,9 @@ pub(crate) fn open(paths: [&PathBuf; 2]) -> Result<[Gguf; 2]> {
         Gguf::open(path).with_context(|| format!("cannot open the {role} model"))
     };
     let files = [open(paths[0], "reference")?, open(paths[1], "test")?];
-    let tokens = |file: &Gguf| {
-        let tokens = file.metadata().str_array("tokenizer.ggml.tokens");
-        tokens.map(<[String]>::to_vec)
+    let tokens = |file| -> Result<&[String]> {
+        let metadata = Gguf::metadata(file);
+        Ok(metadata.str_array("tokenizer.ggml.tokens")?)
     };
     let (reference, test) = (tokens(&files[0])?, tokens(&files[1])?);
     if reference.len() != test.len() {
@@ -45,7 +45,7 @@ pub(crate) fn open(paths: [&PathBuf; 2]) -> Result<[Gguf; 2]> {
         }
         .into());
     }
-    let differs = reference.iter().zip(&test).position(|(r, t)| r != t);
+    let differs = reference.iter().zip(test).position(|(r, t)| r != t);
     if let Some(id) = differs {
         anyhow::bail!(
             "token {id} is {:?} to the reference and {:?} to the test: their distributions cannot \

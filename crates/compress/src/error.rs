@@ -105,6 +105,12 @@ pub enum Error {
         /// What it is.
         found: String,
     },
+    /// Linear algebra failed, which activations as large as f64 can hold may cause.
+    #[error("{what} of the activations cannot be computed; are they extremely large?")]
+    Unsolvable {
+        /// What was sought.
+        what: &'static str,
+    },
     /// A file that was made for another model.
     #[error("the {what} is of the model with fingerprint {expected}, this one has {found}")]
     WrongModel {

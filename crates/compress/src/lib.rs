@@ -3,6 +3,7 @@
 
 mod error;
 mod file;
+pub mod heal;
 mod keep_map;
 mod moments;
 mod prune;

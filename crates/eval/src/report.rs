@@ -21,6 +21,8 @@ use crate::{Cut, Error, Result, Summary, WindowSet};
 pub const REPORT_FORMAT: &str = "thalweg-report";
 /// The `version` of the JSON object.
 pub const REPORT_VERSION: u32 = 1;
+/// Intervals of fewer windows are said to be too narrow.
+const FEW_WINDOWS: usize = 10;
 /// A text above this size is refused: it is something else.
 pub const MAX_REPORT_BYTES: usize = 256 << 20;
 
@@ -151,6 +153,11 @@ impl Report {
                     "domain {:?} has a single window: nothing can be said of how sure its figures \
                      and the macro figures are",
                     domain.name
+                ));
+            } else if domain.figures.n_windows < FEW_WINDOWS {
+                notes.push(format!(
+                    "domain {:?} has {} windows: intervals of so few are too narrow",
+                    domain.name, domain.figures.n_windows
                 ));
             }
         }

@@ -9,8 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::Report;
 use crate::metrics::WindowSums;
 use crate::statistics::{
-    Bootstrap, Interval, Sum, ZTest, macro_error, mean_and_error, paired_z, pooled_mean,
-    relative_change, unpaired_z,
+    Bootstrap, Interval, Sum, ZTest, macro_paired_z, paired_z, pooled_mean, relative_change,
 };
 use crate::{Error, Result};
 
@@ -185,16 +184,10 @@ fn macro_mean(domains: &[Vec<Pair>], bootstrap: &Bootstrap) -> Result<ScopeChang
     })?;
     let whole: Vec<usize> = (0..all.len()).collect();
     let (before, after) = (mean(&before, &whole), mean(&after, &whole));
-    let by_domain = domains.iter().map(|pairs| {
-        let differences: Vec<f64> = pairs.iter().map(Pair::difference).collect();
-        mean_and_error(&differences)
-    });
-    let by_domain: Option<Vec<(f64, f64)>> = by_domain.collect();
-    let z = by_domain.and_then(|by_domain| {
-        let (means, errors): (Vec<f64>, Vec<f64>) = by_domain.into_iter().unzip();
-        let mean = means.iter().sum::<f64>() / means.len() as f64;
-        unpaired_z((mean, macro_error(&errors)?), (0.0, 0.0))
-    });
+    let differences = domains
+        .iter()
+        .map(|pairs| pairs.iter().map(Pair::difference).collect());
+    let z = macro_paired_z(&differences.collect::<Vec<Vec<f64>>>());
     Ok(ScopeChange {
         before,
         after,

@@ -141,6 +141,50 @@ fn z_is_first_minus_second_over_its_error() {
 }
 
 #[test]
+fn few_differences_say_less() {
+    // Quantiles of Student's distribution: 0.975, and 0.995 for the last two.
+    for (t, degrees, p) in [
+        (12.706_205, 1, 0.05),
+        (4.302_653, 2, 0.05),
+        (3.182_446, 3, 0.05),
+        (2.776_445, 4, 0.05),
+        (2.228_139, 10, 0.05),
+        (2.131_450, 15, 0.05),
+        (1.984_217, 99, 0.05),
+        (9.924_843, 2, 0.01),
+        (2.946_713, 15, 0.01),
+    ] {
+        near(student_two_sided(t, degrees), p, 1e-7);
+        near(student_two_sided(-t, degrees), p, 1e-7);
+    }
+    near(student_two_sided(1.962_339, 1000), 0.05, 4e-4);
+    near(student_two_sided(0.0, 7), 1.0, 1e-15);
+    let test = paired_z(&[-0.10, 0.02, -0.05, -0.03]).unwrap();
+    assert_eq!(test.degrees_of_freedom, Some(3));
+    assert!(test.p_two_sided > 0.2 && test.p_two_sided < 0.21);
+}
+
+#[test]
+fn groups_weigh_alike_and_lend_each_other_degrees() {
+    // Equal errors and sizes: the degrees add up.
+    let groups = [vec![1.0, 3.0, 5.0], vec![-1.0, 1.0, 3.0]];
+    let test = macro_paired_z(&groups).unwrap();
+    near(test.difference, 2.0, 1e-15);
+    near(
+        test.standard_error,
+        (2.0f64 * 4.0 / 3.0).sqrt() / 2.0,
+        1e-15,
+    );
+    assert_eq!(test.degrees_of_freedom, Some(4));
+    // A group that does not vary lends none.
+    let test = macro_paired_z(&[vec![1.0, 3.0, 5.0], vec![2.0; 50]]).unwrap();
+    assert_eq!(test.degrees_of_freedom, Some(2));
+    assert_eq!(macro_paired_z(&[vec![1.0, 2.0], vec![1.0]]), None);
+    assert_eq!(macro_paired_z(&[vec![1.0, 1.0]]), None);
+    assert_eq!(macro_paired_z(&[]), None);
+}
+
+#[test]
 fn errors_of_means_combine() {
     near(macro_error(&[0.3, 0.4]).unwrap(), 0.25, 1e-15);
     assert_eq!(macro_error(&[]), None);

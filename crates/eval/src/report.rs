@@ -247,6 +247,17 @@ impl Report {
         })
     }
 
+    /// The test model's name and what was changed of its arithmetic.
+    fn label(&self) -> String {
+        let mut label = self.name().to_owned();
+        for (value, usual) in [(&self.test.activations, "f32"), (&self.test.moce, "off")] {
+            if value != usual {
+                label = format!("{label} {value}");
+            }
+        }
+        label
+    }
+
     /// The test model's name for tables: its file without the folder.
     fn name(&self) -> &str {
         file_name(&self.test.file)

@@ -90,8 +90,8 @@ impl Report {
         ] {
             if !is_same {
                 return Err(Error::Incomparable {
-                    first: self.name().to_owned(),
-                    second: earlier.name().to_owned(),
+                    first: self.label(),
+                    second: earlier.label(),
                     what,
                 });
             }
@@ -114,7 +114,7 @@ impl Report {
             })
         });
         Ok(Change {
-            against: earlier.name().to_owned(),
+            against: earlier.label(),
             pooled: pooled(&pairs, bootstrap)?,
             macro_mean: macro_mean(&by_domain, bootstrap)?,
             domains: domains.collect::<Result<_>>()?,

@@ -207,7 +207,13 @@ fn pictures_name_domains_and_sizes() {
         svg.contains("KLD (nats a token)") && svg.contains("\nen\n"),
         "{svg}"
     );
-    let svg = quality_svg(&[&small, &large]).unwrap();
-    assert!(svg.contains("experts (MB)") && svg.contains("\nmacro\n"));
+    let mut biased = large;
+    biased.test.moce = "abs:0.85".to_owned();
+    let svg = quality_svg(&[&small, &biased]).unwrap();
+    assert!(
+        svg.contains("experts (MB)") && svg.contains("\nsmall.gguf\n"),
+        "{svg}"
+    );
+    assert!(svg.contains("\nsmall.gguf abs:0.85\n"), "{svg}");
     assert!(quality_svg(&[]).is_err());
 }

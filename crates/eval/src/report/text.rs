@@ -19,7 +19,7 @@ impl Report {
     pub fn to_markdown(&self) -> String {
         let mut page = format!(
             "# {} against {}\n\n",
-            self.name(),
+            self.label(),
             file_name(&self.reference.file)
         );
         page += &self.table();

@@ -15,6 +15,12 @@ pub enum Error {
     /// Reading or writing a model file failed.
     #[error(transparent)]
     Gguf(#[from] thalweg_gguf::Error),
+    /// The model's header is not usable.
+    #[error(transparent)]
+    Model(#[from] thalweg_model::Error),
+    /// Running a layer's experts failed.
+    #[error(transparent)]
+    Backend(#[from] thalweg_backend::Error),
     /// A file that is not a model failed.
     #[error("cannot {action} {}", path.display())]
     Io {

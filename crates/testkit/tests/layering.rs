@@ -26,7 +26,11 @@ const ARROWS: &[(&str, u8, &[&str])] = &[
             "model", "store", "cache", "trace", "backend", "gguf", "quant",
         ],
     ),
-    ("compress", 4, &["runtime", "gguf", "quant"]),
+    (
+        "compress",
+        4,
+        &["runtime", "model", "backend", "gguf", "quant"],
+    ),
     ("eval", 4, &["runtime", "trace", "cache", "text"]),
     (
         "thalweg",

@@ -35,6 +35,8 @@ pub struct ExpertSpec {
     pub n_expert: usize,
     /// Experts chosen per token.
     pub k: usize,
+    /// Stored type of the router's weights.
+    pub router: QuantType,
     /// gate, up and down, in this order.
     pub parts: [ExpertPart; 3],
 }

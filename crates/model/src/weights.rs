@@ -8,6 +8,7 @@ use thalweg_backend::{Backend, MatData};
 use thalweg_gguf::{Gguf, TensorInfo};
 use thalweg_quant::QuantType;
 
+use crate::routers::{RouterOptions, convert};
 use crate::{Error, Problem, Result};
 
 /// Collects what an architecture expects of a file and what the file fails to have.
@@ -80,6 +81,25 @@ impl<'a> Check<'a> {
         self.streamed(name, shapes);
     }
 
+    /// Expects a router, which becomes resident in every format that `options` ask for.
+    pub(crate) fn router(&mut self, name: &str, shape: &[usize], options: RouterOptions) {
+        self.streamed(name, &[shape]);
+        let Some(info) = self.file.tensor(name) else {
+            return;
+        };
+        let Some(ty) = QuantType::from_ggml(info.ty.id()) else {
+            return;
+        };
+        let (n_in, n_out) = rows(info);
+        match options.formats(ty).bytes(n_in, n_out) {
+            Some(bytes) => self.dense_bytes = self.dense_bytes.saturating_add(bytes),
+            None => self.metadata(
+                name,
+                format!("rows of {n_in} weights do not fill the Q8_0 blocks of a copy for guesses"),
+            ),
+        }
+    }
+
     /// What the tensors expected so far take once they are resident.
     pub(crate) fn dense_bytes(&self) -> u64 {
         self.dense_bytes
@@ -141,6 +161,16 @@ impl<'a> Check<'a> {
     }
 }
 
+/// A router in every format that was asked for.
+#[derive(Debug)]
+pub(crate) struct Router<M> {
+    pub(crate) deciding: M,
+    /// `None` where the deciding one guesses.
+    pub(crate) guessing: Option<M>,
+    /// `None` where the stored weights decide, or were not to be kept.
+    pub(crate) kept: Option<M>,
+}
+
 /// Reads checked tensors into a backend.
 #[derive(Debug)]
 pub(crate) struct Loader<'a, B> {
@@ -167,9 +197,33 @@ impl<'a, B: Backend> Loader<'a, B> {
     pub(crate) fn matrix(&mut self, name: &str) -> Result<B::Matrix> {
         let (info, ty) = self.info(name)?;
         let bytes = self.read(info, ty)?;
+        self.keep(info, ty, bytes)
+    }
+
+    /// A router in every format that `options` ask for.
+    pub(crate) fn router(
+        &mut self,
+        name: &str,
+        options: RouterOptions,
+    ) -> Result<Router<B::Matrix>> {
+        let (info, ty) = self.info(name)?;
+        let bytes = self.read(info, ty)?;
+        let formats = options.formats(ty);
+        let mut copy = |to: QuantType| match to == ty {
+            true => self.keep(info, ty, bytes.clone()),
+            false => self.keep(info, to, convert(ty, &bytes, rows(info).0, to)?),
+        };
+        Ok(Router {
+            deciding: copy(formats.deciding)?,
+            guessing: formats.guessing.map(&mut copy).transpose()?,
+            kept: formats.kept.map(&mut copy).transpose()?,
+        })
+    }
+
+    /// Hands a matrix to the backend.
+    fn keep(&mut self, info: &TensorInfo, ty: QuantType, bytes: Vec<u8>) -> Result<B::Matrix> {
         self.dense_bytes += bytes.len() as u64;
-        let n_in = to_usize(info.ne[0]);
-        let n_out = to_usize(info.ne[1..].iter().product());
+        let (n_in, n_out) = rows(info);
         Ok(self.backend.load(MatData::new(ty, n_in, n_out, bytes)?)?)
     }
 
@@ -219,6 +273,12 @@ impl<'a, B: Backend> Loader<'a, B> {
         }
         Ok(bytes)
     }
+}
+
+/// Weights a row and rows of a matrix; rows are everything beyond the first dimension.
+fn rows(info: &TensorInfo) -> (usize, usize) {
+    let n_out = info.ne[1..].iter().product();
+    (to_usize(info.ne[0]), to_usize(n_out))
 }
 
 /// Dimensions as listed in the file.

@@ -2,7 +2,7 @@
 
 use thalweg_backend::{CpuBackend, CpuOptions};
 use thalweg_gguf::{Gguf, Value};
-use thalweg_model::{Architecture, Error, Problem, bind};
+use thalweg_model::{Architecture, Error, Problem, RouterOptions, bind};
 use thalweg_testkit::{Draft, SmallModel};
 
 type Model = Box<dyn Architecture<CpuBackend>>;
@@ -17,6 +17,7 @@ fn bound(model: &SmallModel, edit: impl FnOnce(&mut Draft)) -> Result<Model, Err
     bind(
         &CpuBackend::new(CpuOptions { n_threads: 1 }).unwrap(),
         &file,
+        RouterOptions::default(),
     )
 }
 

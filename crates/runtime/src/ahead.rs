@@ -61,21 +61,8 @@ impl Ahead {
 
     /// The best `n` of the guessed experts that are not resident, best first.
     pub(crate) fn best(&mut self, n: usize, is_resident: impl Fn(u16) -> bool) -> &[u16] {
-        let Self { logits, ranked, .. } = self;
-        let by_logit = |a: &u16, b: &u16| {
-            let (a_z, b_z) = (logits[usize::from(*a)], logits[usize::from(*b)]);
-            b_z.total_cmp(&a_z).then(a.cmp(b))
-        };
-        ranked.clear();
-        ranked.extend((0..=u16::MAX).take(logits.len()));
-        ranked.retain(|e| logits[usize::from(*e)].is_finite() && !is_resident(*e));
-        if n < ranked.len() {
-            // Linear; only the few that are asked for are sorted.
-            ranked.select_nth_unstable_by(n, by_logit);
-            ranked.truncate(n);
-        }
-        ranked.sort_unstable_by(by_logit);
-        ranked
+        rank(&self.logits, n, is_resident, &mut self.ranked);
+        &self.ranked
     }
 
     /// Whether streams read ahead.
@@ -160,6 +147,29 @@ impl Ahead {
     fn begin_window(&mut self, stats: &StoreStats) {
         (self.guesses, self.useful) = (stats.guesses, stats.guessed_hits);
     }
+}
+
+/// Into `ranked`: the `n` experts of the largest finite logits that are not resident, best first,
+/// equal ones by rising id.
+pub(crate) fn rank(
+    logits: &[f32],
+    n: usize,
+    is_resident: impl Fn(u16) -> bool,
+    ranked: &mut Vec<u16>,
+) {
+    let by_logit = |a: &u16, b: &u16| {
+        let (a_z, b_z) = (logits[usize::from(*a)], logits[usize::from(*b)]);
+        b_z.total_cmp(&a_z).then(a.cmp(b))
+    };
+    ranked.clear();
+    ranked.extend((0..=u16::MAX).take(logits.len()));
+    ranked.retain(|e| logits[usize::from(*e)].is_finite() && !is_resident(*e));
+    if n < ranked.len() {
+        // Linear; only the few that are asked for are sorted.
+        ranked.select_nth_unstable_by(n, by_logit);
+        ranked.truncate(n);
+    }
+    ranked.sort_unstable_by(by_logit);
 }
 
 #[cfg(test)]

@@ -89,6 +89,10 @@ impl<B: Backend> Engine<B> {
             self.model
                 .route(&self.backend, &mut self.ws, state, staging, layer)?;
             self.scratch.bad_router_rows += self.ws.routing.bad_rows() as u64;
+            if self.audits.choices {
+                let account = &mut self.audits.account;
+                account.choice(&self.backend, self.model.as_ref(), &mut self.ws, layer)?;
+            }
             if let Some(kept) = &self.kept {
                 kept.reroute(&mut self.ws.routing, layer)?;
             }

@@ -12,18 +12,20 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use thalweg_backend::{Backend, CpuBackend};
 use thalweg_cache::{PolicyKind, RangeMean};
 use thalweg_gguf::Gguf;
 use thalweg_model::{Architecture, ModelSpec, Staging, Workspace};
+use thalweg_quant::QuantType;
 use thalweg_store::io::{self, ReaderKind};
 use thalweg_store::{
     ExpertStore, ExpertStoreConfig, FileSet, LayerStats, Profile, ReadBackend, RowTable, WarmFill,
 };
 
 use crate::ahead::Ahead;
+use crate::audit::Audit;
 use crate::bias::RoutingBias;
 use crate::budget::MemoryPlan;
 use crate::chunk::{ChunkScratch, Phase};
@@ -49,13 +51,25 @@ pub struct Engine<B: Backend = CpuBackend> {
     pub(crate) policy: PolicyKind,
     pub(crate) bias: Option<RoutingBias>,
     pub(crate) kept: Option<KeptExperts>,
+    pub(crate) audits: Audits,
     pub(crate) ahead: Ahead,
     pub(crate) switches: Switches,
     pub(crate) watchdog: Option<Watchdog>,
     notes: Vec<Note>,
+    prewarm_time: Option<Duration>,
     /// Counts steps of the expert store, so that policies see time pass.
     pub(crate) clock: u64,
     stats: Stats,
+}
+
+/// The account of routers in other precisions, and what it is of.
+#[derive(Debug, Default)]
+pub(crate) struct Audits {
+    pub(crate) account: Audit,
+    /// Whether choices are compared.
+    pub(crate) choices: bool,
+    /// Whether guesses are.
+    pub(crate) guesses: bool,
 }
 
 /// Options that decide what runs while reads are under way.
@@ -116,7 +130,7 @@ impl<B: Backend> Engine<B> {
         let paths: Vec<_> = (0..file.n_shards()).filter_map(|s| file.path(s)).collect();
         let files = FileSet::open(&paths)?;
         // Everything that can be refused is, before anything large is read.
-        let outline = thalweg_model::outline(&file)?;
+        let outline = thalweg_model::outline(&file, options.routers())?;
         let (expert_files, layout) =
             planning::expert_source(&file, &files, outline.spec(), &options)?;
         let plan = planning::plan(
@@ -136,7 +150,7 @@ impl<B: Backend> Engine<B> {
                 found: options.moce.bias.to_string(),
             });
         }
-        let model = thalweg_model::bind(&backend, &file)?;
+        let model = thalweg_model::bind(&backend, &file, options.routers())?;
         // The header was read through one handle, experts will be through another.
         file.verify_unchanged().map_err(Error::Changed)?;
 
@@ -193,6 +207,11 @@ impl<B: Backend> Engine<B> {
             policy: options.policy,
             bias,
             kept,
+            audits: Audits {
+                account: Audit::default(),
+                choices: options.audit_routers && options.bf16_routers,
+                guesses: options.audit_routers && options.read_ahead.q8_routers,
+            },
             ahead: Ahead::new(options.read_ahead),
             switches: Switches {
                 expert_split: options.expert_split,
@@ -200,10 +219,14 @@ impl<B: Backend> Engine<B> {
             },
             watchdog,
             notes,
+            prewarm_time: None,
             clock: 0,
             stats: Stats::default(),
         };
         engine.note_what_is_inert(&options);
+        if options.prewarm {
+            engine.prewarm_time = Some(engine.prewarm()?);
+        }
         if options.lock_memory {
             engine.notes.extend(lock::lock_all());
         }
@@ -218,7 +241,24 @@ impl<B: Backend> Engine<B> {
             let watched = w.watches();
             watched.floor_bytes.is_none() && watched.swap_out_limit_bytes.is_none()
         };
+        let stored = |ty| {
+            let mut experts = self.model.spec().experts.iter();
+            experts.all(|e| e.router == ty)
+        };
+        let guesses = reads_ahead || options.read_ahead.prompt;
         let found = [
+            (
+                options.bf16_routers && stored(QuantType::BF16),
+                Note::RoutersAreBf16,
+            ),
+            (
+                options.read_ahead.q8_routers && (has_all || !guesses || stored(QuantType::Q8_0)),
+                Note::NoGuessByCopies,
+            ),
+            (
+                options.audit_routers && !options.bf16_routers && !options.read_ahead.q8_routers,
+                Note::NothingToAudit,
+            ),
             (reads_ahead && has_all, Note::NothingToReadAhead),
             (
                 reads_ahead && !has_all && options.reader == ReaderKind::Pread,
@@ -387,8 +427,18 @@ impl<B: Backend> Engine<B> {
             swapped_picks: self.bias.as_ref().map_or(0, |b| b.swapped),
             routing_kl_nats: self.bias.as_ref().map_or(0.0, |b| b.kl_nats),
             biased_choices: self.bias.as_ref().map_or(0, |b| b.choices),
+            audited_guesses: self.audits.account.guesses,
+            kept_guesses: self.audits.account.kept_guesses,
+            audited_picks: self.audits.account.picks,
+            kept_picks: self.audits.account.kept_picks,
             ..self.stats
         }
+    }
+
+    /// How long the arena's pages and a dummy token took while the engine was opened; `None` unless
+    /// [`EngineOptions::prewarm`] was asked for.
+    pub fn prewarm_time(&self) -> Option<Duration> {
+        self.prewarm_time
     }
 
     /// Counters of each layer since the engine was opened.

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod ahead;
+mod audit;
 mod bias;
 mod budget;
 mod chunk;
@@ -16,6 +17,7 @@ mod observe;
 mod options;
 mod picks;
 mod planning;
+mod prewarm;
 mod routed;
 pub mod sample;
 mod session;

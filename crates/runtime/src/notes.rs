@@ -27,6 +27,12 @@ pub enum Note {
     },
     /// A bias toward resident experts has nothing to prefer: every expert has a slot.
     BiasWithoutMisses,
+    /// Routers were to be rounded to bf16 and are stored so.
+    RoutersAreBf16,
+    /// Routers' Q8_0 copies make no guess: nothing is read ahead, or the routers are stored so.
+    NoGuessByCopies,
+    /// Routers were to be compared with the stored ones and are the stored ones.
+    NothingToAudit,
     /// The watchdog can see neither free memory nor swapping.
     WatchdogIsBlind,
     /// Memory could not be locked.
@@ -70,6 +76,19 @@ impl fmt::Display for Note {
                 f,
                 "the routing bias changes nothing once all experts are read: every expert has a \
                  slot of its own"
+            ),
+            Self::RoutersAreBf16 => write!(
+                f,
+                "rounding routers to bf16 changes nothing: the model stores them so"
+            ),
+            Self::NoGuessByCopies => write!(
+                f,
+                "the Q8_0 copies of routers are of no use: nothing is read ahead, or the model \
+                 stores its routers so"
+            ),
+            Self::NothingToAudit => write!(
+                f,
+                "there is nothing to audit: routers decide and guess with the stored weights"
             ),
             Self::WatchdogIsBlind => write!(
                 f,

@@ -1,12 +1,14 @@
 //! How an engine is to be opened.
 //!
 //! Owns the options and their defaults; what they cost is decided in `planning`. Memory: none.
-//! Invariant: of all options only [`EngineOptions::moce`] and [`EngineOptions::keep_experts`] can
-//! change a result, and their defaults do not; the others decide how fast the same bits are there.
+//! Invariant: of all options only [`EngineOptions::moce`], [`EngineOptions::keep_experts`] and
+//! [`EngineOptions::bf16_routers`] can change a result, and their defaults do not; the others
+//! decide how fast the same bits are there.
 
 use std::path::PathBuf;
 
 use thalweg_cache::{Moce, PolicyKind};
+use thalweg_model::RouterOptions;
 use thalweg_store::io::ReaderKind;
 
 use crate::WatchdogOptions;
@@ -41,6 +43,14 @@ pub struct EngineOptions {
     /// Routes over these experts alone, ids by layer, as if the file had no others; `None` is all of
     /// them. Another model, hence another output; not together with `moce`.
     pub keep_experts: Option<Vec<Vec<u16>>>,
+    /// Routers decide with weights rounded to bf16. Lossy unless the file stores them so: another
+    /// expert may be chosen.
+    pub bf16_routers: bool,
+    /// Count how often bf16 routers and the copies that guess agree with the stored weights
+    /// ([`Stats::router_agreement`](crate::Stats::router_agreement),
+    /// [`Stats::guess_recall`](crate::Stats::guess_recall)). Keeps the stored weights besides, and
+    /// computes them too.
+    pub audit_routers: bool,
     /// How experts are read.
     pub reader: ReaderKind,
     /// Reads under way at the same time: threads of a pool, entries of a ring. `None` chooses by
@@ -59,6 +69,9 @@ pub struct EngineOptions {
     /// Keep everything that the process has in memory once the engine is open: the system must
     /// neither swap it nor drop it. Where the limit is too low a [note](crate::Note) says so.
     pub lock_memory: bool,
+    /// Touch every page of the arena and run every kernel once while the engine is opened, so that
+    /// the first token does not pay for it.
+    pub prewarm: bool,
 }
 
 impl Default for EngineOptions {
@@ -74,6 +87,8 @@ impl Default for EngineOptions {
             policy_seed: 1,
             moce: Moce::default(),
             keep_experts: None,
+            bf16_routers: false,
+            audit_routers: false,
             reader: ReaderKind::Pool,
             reads_under_way: None,
             sidecar: None,
@@ -82,6 +97,18 @@ impl Default for EngineOptions {
             shared_overlap: true,
             watchdog: None,
             lock_memory: false,
+            prewarm: false,
+        }
+    }
+}
+
+impl EngineOptions {
+    /// The copies of routers that these options need.
+    pub(crate) fn routers(&self) -> RouterOptions {
+        RouterOptions {
+            bf16: self.bf16_routers,
+            guess_q8: self.read_ahead.q8_routers,
+            keep_stored: self.audit_routers,
         }
     }
 }
@@ -100,6 +127,8 @@ pub struct ReadAhead {
     /// While a prompt's experts stream through a layer, begin with those that its tokens will likely
     /// need in the next one as soon as there are slots for them.
     pub prompt: bool,
+    /// Guess with a Q8_0 copy of the routers: less memory traffic a guess, somewhat other guesses.
+    pub q8_routers: bool,
     /// Stop for a while when too few guesses are of use.
     pub may_pause: bool,
 }
@@ -110,6 +139,7 @@ impl Default for ReadAhead {
             next: 0,
             second: 0,
             prompt: true,
+            q8_routers: false,
             may_pause: true,
         }
     }

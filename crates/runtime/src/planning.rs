@@ -29,7 +29,7 @@ pub fn plan_model(
     overhead_bytes: u64,
     options: &EngineOptions,
 ) -> Result<(MemoryPlan, ModelSpec)> {
-    let outline = thalweg_model::outline(file)?;
+    let outline = thalweg_model::outline(file, options.routers())?;
     let paths: Vec<_> = (0..file.n_shards()).filter_map(|s| file.path(s)).collect();
     let files = FileSet::open(&paths)?;
     let (_, layout) = expert_source(file, &files, outline.spec(), options)?;
@@ -64,6 +64,12 @@ pub(crate) fn plan<M: Outline + ?Sized>(
         .rows
         .as_ref()
         .map_or(0, |r| r.row_bytes * r.hash.rows_per_token());
+    // An audit has the stored router's logits and choice besides.
+    let widest_choice = k.iter().max().map_or(0, |k| 2 * k);
+    let audit_len = match options.audit_routers {
+        true => widest_router + widest_choice,
+        false => 0,
+    };
     let budget_bytes = options.budget_bytes.unwrap_or_else(|| {
         available_memory_bytes().map_or(FALLBACK_BUDGET_BYTES, |bytes| bytes / 4 * 3)
     });
@@ -74,7 +80,9 @@ pub(crate) fn plan<M: Outline + ?Sized>(
         reader_bytes,
         state_bytes: state as u64 * F32 + n_ctx as u64 * F32,
         // With the host's copy of what the next router guesses.
-        workspace_bytes_per_token: (model.workspace_shape().len_per_token() + widest_router) as u64
+        workspace_bytes_per_token: (model.workspace_shape().len_per_token()
+            + widest_router
+            + audit_len) as u64
             * F32
             + rows_per_token as u64,
         row_table_bytes: spec.rows.as_ref().map(|r| r.n_rows * r.row_bytes as u64),

@@ -17,6 +17,7 @@ use thalweg_store::{ExpertAccess, Lease};
 
 use crate::ahead::Ahead;
 use crate::chunk::Phase;
+use crate::engine::Audits;
 use crate::picks::Picks;
 use crate::{Engine, Result};
 
@@ -77,6 +78,7 @@ impl<B: Backend> Engine<B> {
             ws,
             scratch,
             ahead,
+            audits,
             switches,
             ..
         } = self;
@@ -88,7 +90,15 @@ impl<B: Backend> Engine<B> {
         let access = ExpertAccess::new(self.clock, layer, &picks.needed[which.clone()]);
         let mut lease = store.begin_acquire(&hints.add(access))?;
         if ws.n_tokens() == 1 {
-            read_ahead(backend, model.as_ref(), ws, ahead, &mut lease, layer)?;
+            read_ahead(
+                backend,
+                model.as_ref(),
+                ws,
+                ahead,
+                audits,
+                &mut lease,
+                layer,
+            )?;
         }
         if with_shared && switches.shared_overlap {
             model.shared(backend, ws, layer)?;
@@ -165,6 +175,7 @@ fn read_ahead<B: Backend>(
     model: &dyn Architecture<B>,
     ws: &mut Workspace<B>,
     ahead: &mut Ahead,
+    audits: &mut Audits,
     lease: &mut Lease<'_>,
     layer: usize,
 ) -> Result<()> {
@@ -176,6 +187,11 @@ fn read_ahead<B: Backend>(
         ahead.logits.resize(experts.n_expert, 0.0);
         model.predict(backend, ws, next, &mut ahead.logits)?;
         let best = ahead.best(n, |e| lease.is_resident(next, e));
+        if audits.guesses {
+            let is_resident = |e| lease.is_resident(next, e);
+            let account = &mut audits.account;
+            account.guess(backend, model, ws, next, best, is_resident)?;
+        }
         lease.read_ahead(next, best);
     }
     Ok(())

@@ -9,7 +9,7 @@
 use std::path::Path;
 
 use thalweg_gguf::Gguf;
-use thalweg_model::ModelSpec;
+use thalweg_model::{ModelSpec, RouterOptions};
 use thalweg_store::bundle::{self, BundleFile, BundleProgress, BundleShape, Packed};
 use thalweg_store::{ExpertLayout, FileSet};
 
@@ -27,7 +27,7 @@ use crate::{Error, FingerprintDepth, Result, fingerprint};
 /// # Cost
 /// Reads and writes every expert once, and waits until they are on the device.
 pub fn pack_sidecar(file: &Gguf, target: &Path, progress: BundleProgress<'_>) -> Result<Packed> {
-    let outline = thalweg_model::outline(file)?;
+    let outline = thalweg_model::outline(file, RouterOptions::default())?;
     let spec = outline.spec();
     let files = model_files(file)?;
     let fingerprint = fingerprint(file, FingerprintDepth::Ends)?;
@@ -69,7 +69,7 @@ pub fn model_experts(file: &Gguf, spec: &ModelSpec) -> Result<(FileSet, ExpertLa
 /// # Cost
 /// Reads the sidecar and the experts of the model once.
 pub fn verify_sidecar(path: &Path, file: &Gguf, progress: BundleProgress<'_>) -> Result<()> {
-    let outline = thalweg_model::outline(file)?;
+    let outline = thalweg_model::outline(file, RouterOptions::default())?;
     let spec = outline.spec();
     let files = model_files(file)?;
     let sidecar = open(path, file, spec)?;
@@ -125,7 +125,8 @@ mod tests {
         }
 
         fn spec(&self) -> ModelSpec {
-            let outline = thalweg_model::outline(&self.file).expect("sound");
+            let outline =
+                thalweg_model::outline(&self.file, RouterOptions::default()).expect("sound");
             outline.spec().clone()
         }
 

@@ -48,6 +48,14 @@ pub struct Stats {
     pub swapped_picks: u64,
     /// Sum over biased decisions of ln(P(own choice) / P(biased choice)).
     pub routing_kl_nats: f64,
+    /// Experts guessed by a copy of a router, where such guesses are audited.
+    pub audited_guesses: u64,
+    /// Those of them that the stored router would have guessed as well.
+    pub kept_guesses: u64,
+    /// Experts chosen by rounded routers, where such choices are audited.
+    pub audited_picks: u64,
+    /// Those of them that the stored router would have chosen as well.
+    pub kept_picks: u64,
 }
 
 impl Stats {
@@ -75,6 +83,10 @@ impl Stats {
             biased_picks: self.biased_picks - earlier.biased_picks,
             swapped_picks: self.swapped_picks - earlier.swapped_picks,
             routing_kl_nats: self.routing_kl_nats - earlier.routing_kl_nats,
+            audited_guesses: self.audited_guesses - earlier.audited_guesses,
+            kept_guesses: self.kept_guesses - earlier.kept_guesses,
+            audited_picks: self.audited_picks - earlier.audited_picks,
+            kept_picks: self.kept_picks - earlier.kept_picks,
         }
     }
 
@@ -120,6 +132,16 @@ impl Stats {
     /// Mean routing KL of a biased decision, in nats; `None` without biased decisions.
     pub fn mean_routing_kl(&self) -> Option<f64> {
         (self.biased_choices > 0).then(|| self.routing_kl_nats / self.biased_choices as f64)
+    }
+
+    /// Share of the stored routers' guesses that their copies made as well; `None` unless audited.
+    pub fn guess_recall(&self) -> Option<f64> {
+        share(self.kept_guesses, self.audited_guesses)
+    }
+
+    /// Share of the stored routers' choices that rounded ones made as well; `None` unless audited.
+    pub fn router_agreement(&self) -> Option<f64> {
+        share(self.kept_picks, self.audited_picks)
     }
 
     /// Prompt tokens per second; `None` before the first.

@@ -16,7 +16,7 @@ use thalweg_store::io::{PoolBackend, ReadBackend};
 /// A setting of every switch, by number; each taken modulo the number of its values.
 type Setting = [usize; SWITCHES.len()];
 
-const SWITCHES: [(&str, usize); 10] = [
+const SWITCHES: [(&str, usize); 12] = [
     ("policy", 4),
     ("slots", 4),
     ("chunk", 3),
@@ -27,6 +27,8 @@ const SWITCHES: [(&str, usize); 10] = [
     ("expert split and overlap", 4),
     ("transit slots", 3),
     ("sidecar", 2),
+    ("router copies and audit", 3),
+    ("prewarm", 2),
 ];
 
 struct Model {
@@ -62,10 +64,13 @@ impl Model {
                 next,
                 second: next / 2,
                 prompt: at(6) & 1 == 0,
+                q8_routers: at(10) > 0,
                 may_pause: false,
             },
             expert_split: at(7) & 1 == 0,
             shared_overlap: at(7) & 2 == 0,
+            audit_routers: at(10) == 2,
+            prewarm: at(11) == 1,
             ..EngineOptions::default()
         };
         (options, [1, 2, 3][at(3)])
@@ -211,6 +216,7 @@ fn a_faulty_drive_changes_timing_or_raises_errors_and_never_output() {
                 second: 1,
                 prompt: true,
                 may_pause: false,
+                ..ReadAhead::default()
             },
             ..EngineOptions::default()
         };

@@ -179,6 +179,17 @@ impl Arena {
         }
     }
 
+    /// Writes to every page of the slots that are here what is there already, so that the system
+    /// gives it memory now and not at its first use.
+    pub fn touch(&mut self) {
+        for slot in self.slots.iter_mut().flatten() {
+            for byte in slot.iter_mut().step_by(ALIGNMENT_BYTES) {
+                // Otherwise the write of what was read is optimized away.
+                *byte = std::hint::black_box(*byte);
+            }
+        }
+    }
+
     /// Exchanges the contents of two slots of one size class, without copying. False, and nothing
     /// happens, if they differ in size or a buffer is away.
     pub fn swap(&mut self, a: usize, b: usize) -> bool {

@@ -7,7 +7,9 @@ mod qwen4exp;
 use thalweg_backend::Backend;
 use thalweg_gguf::Gguf;
 
-use crate::{Error, ModelSpec, Result, SequenceState, Staging, Workspace, WorkspaceShape};
+use crate::{
+    Error, ModelSpec, Result, RouterOptions, SequenceState, Staging, Workspace, WorkspaceShape,
+};
 
 /// Names of the built-in architectures, as in `general.architecture`.
 pub const SUPPORTED: &str = "qwen4exp";
@@ -88,6 +90,20 @@ pub trait Architecture<B: Backend>: Outline {
         out: &mut [f32],
     ) -> Result<()>;
 
+    /// As [`predict`](Self::predict), by the weights that the file stores: what to compare a guess
+    /// or a rounded router with. Exactly those only where
+    /// [`keep_stored`](crate::RouterOptions::keep_stored) was asked for; else those that decide.
+    ///
+    /// # Errors
+    /// [`Error::Backend`].
+    fn stored_router(
+        &self,
+        backend: &B,
+        ws: &mut Workspace<B>,
+        layer: usize,
+        out: &mut [f32],
+    ) -> Result<()>;
+
     /// Ends layer `layer`: `rows[t * k + r]` names the row of `ws.partial` that holds the output
     /// of token `t`'s choice of rank `r`.
     ///
@@ -110,14 +126,15 @@ pub trait Architecture<B: Backend>: Outline {
     -> Result<()>;
 }
 
-/// Checks a file against its architecture, from its header alone.
+/// Checks a file against its architecture, from its header alone; `routers` are copies that a bound
+/// model would keep.
 ///
 /// # Errors
 /// [`Error::Architecture`], [`Error::Invalid`] with every problem of the header, [`Error::Gguf`]
 /// for a missing architecture key.
-pub fn outline(file: &Gguf) -> Result<Box<dyn Outline>> {
+pub fn outline(file: &Gguf, routers: RouterOptions) -> Result<Box<dyn Outline>> {
     match file.metadata().str("general.architecture")? {
-        qwen4exp::NAME => Ok(Box::new(qwen4exp::Outlined::read(file)?)),
+        qwen4exp::NAME => Ok(Box::new(qwen4exp::Outlined::read(file, routers)?)),
         other => Err(unknown(other)),
     }
 }
@@ -133,9 +150,13 @@ pub fn outline(file: &Gguf) -> Result<Box<dyn Outline>> {
 ///
 /// # Cost
 /// Reads the dense tensors once, one at a time.
-pub fn bind<B: Backend>(backend: &B, file: &Gguf) -> Result<Box<dyn Architecture<B>>> {
+pub fn bind<B: Backend>(
+    backend: &B,
+    file: &Gguf,
+    routers: RouterOptions,
+) -> Result<Box<dyn Architecture<B>>> {
     match file.metadata().str("general.architecture")? {
-        qwen4exp::NAME => Ok(Box::new(qwen4exp::Qwen4Exp::bind(backend, file)?)),
+        qwen4exp::NAME => Ok(Box::new(qwen4exp::Qwen4Exp::bind(backend, file, routers)?)),
         other => Err(unknown(other)),
     }
 }

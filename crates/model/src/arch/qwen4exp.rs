@@ -20,8 +20,8 @@ use crate::blocks::ngram::{self, Ngram, NgramConfig};
 use crate::config::Keys;
 use crate::weights::{Check, Loader, to_usize};
 use crate::{
-    Error, LayerState, ModelSpec, NgramHash, Result, SequenceState, Staging, Workspace,
-    WorkspaceShape,
+    Error, LayerState, ModelSpec, NgramHash, Result, RouterOptions, SequenceState, Staging,
+    Workspace, WorkspaceShape,
 };
 
 pub(super) const NAME: &str = "qwen4exp";
@@ -82,12 +82,12 @@ struct Config {
 }
 
 impl Outlined {
-    pub(super) fn read(file: &Gguf) -> Result<Self> {
+    pub(super) fn read(file: &Gguf, routers: RouterOptions) -> Result<Self> {
         let mut check = Check::new(file);
         let config = Config::read(&mut check);
         // Tensors are only meaningful against a sound configuration.
         if !check.failed() {
-            config.expect(&mut check);
+            config.expect(&mut check, routers);
         }
         check.finish()?;
 
@@ -117,8 +117,8 @@ impl Outlined {
 }
 
 impl<B: Backend> Qwen4Exp<B> {
-    pub(super) fn bind(backend: &B, file: &Gguf) -> Result<Self> {
-        let outlined = Outlined::read(file)?;
+    pub(super) fn bind(backend: &B, file: &Gguf, routers: RouterOptions) -> Result<Self> {
+        let outlined = Outlined::read(file, routers)?;
         let config = &outlined.config;
         let mut loader = Loader::new(backend, file);
         let embedding = loader.matrix("token_embd.weight")?;
@@ -137,7 +137,7 @@ impl<B: Backend> Qwen4Exp<B> {
                     Some(c) => Mixer::Attention(*c, SparseAttention::load(&mut loader, &blk, *c)?),
                 },
                 ffn_hc: HyperConnection::load(&mut loader, &format!("{blk}.hc_ffn"), true)?,
-                moe: Moe::load(&mut loader, &blk)?,
+                moe: Moe::load(&mut loader, &blk, routers)?,
             });
         }
         let ngram = match (&config.ngram, outlined.table_ty) {
@@ -329,6 +329,16 @@ impl<B: Backend> Architecture<B> for Qwen4Exp<B> {
 
     fn predict(&self, b: &B, ws: &mut Workspace<B>, layer: usize, out: &mut [f32]) -> Result<()> {
         self.layers[layer].moe.predict(b, ws, out)
+    }
+
+    fn stored_router(
+        &self,
+        b: &B,
+        ws: &mut Workspace<B>,
+        layer: usize,
+        out: &mut [f32],
+    ) -> Result<()> {
+        self.layers[layer].moe.stored(b, ws, out)
     }
 
     fn combine(&self, b: &B, ws: &mut Workspace<B>, layer: usize, rows: &[u32]) -> Result<()> {
@@ -636,7 +646,7 @@ impl Config {
     }
 
     /// Expects every tensor that the configuration implies.
-    fn expect(&self, check: &mut Check<'_>) {
+    fn expect(&self, check: &mut Check<'_>, routers: RouterOptions) {
         let s = self.streams;
         check.matrix("token_embd.weight", &[&[s.n_embd, self.n_vocab]]);
         if check.has("output.weight") {
@@ -651,7 +661,7 @@ impl Config {
                 Some(c) => attention::expect(check, &blk, *c),
             }
             hyper_connection::expect(check, &format!("{blk}.hc_ffn"), s, true);
-            moe::expect(check, &blk, self.moe);
+            moe::expect(check, &blk, self.moe, routers);
         }
         if let Some(ngram) = &self.ngram {
             ngram::expect(check, ngram, s);

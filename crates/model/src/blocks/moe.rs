@@ -7,8 +7,8 @@ use thalweg_backend::{Backend, MoeShape};
 use thalweg_gguf::TensorInfo;
 use thalweg_quant::QuantType;
 
-use crate::weights::{Check, Loader, to_usize};
-use crate::{ExpertPart, ExpertSpec, Result, Workspace};
+use crate::weights::{Check, Loader, Router, to_usize};
+use crate::{ExpertPart, ExpertSpec, Result, RouterOptions, Workspace};
 
 /// Sizes of a layer's experts.
 #[derive(Debug, Clone, Copy)]
@@ -23,16 +23,16 @@ pub(crate) struct MoeConfig {
 /// Resident weights of one layer's experts.
 #[derive(Debug)]
 pub(crate) struct Moe<B: Backend> {
-    router: B::Matrix,
+    router: Router<B::Matrix>,
     gate: B::Matrix,
     up: B::Matrix,
     down: B::Matrix,
     scale: B::Matrix,
 }
 
-pub(crate) fn expect(check: &mut Check<'_>, blk: &str, c: MoeConfig) {
+pub(crate) fn expect(check: &mut Check<'_>, blk: &str, c: MoeConfig, routers: RouterOptions) {
     let (d, f, e, s) = (c.n_embd, c.n_ff, c.n_expert, c.n_ff_shared);
-    check.matrix(&format!("{blk}.ffn_gate_inp.weight"), &[&[d, e]]);
+    check.router(&format!("{blk}.ffn_gate_inp.weight"), &[d, e], routers);
     let fused = format!("{blk}.ffn_gate_up_exps.weight");
     if check.has(&fused) {
         check.streamed(&fused, &[&[d, 2 * f, e]]);
@@ -58,17 +58,23 @@ pub(crate) fn spec(check: &Check<'_>, blk: &str, c: MoeConfig) -> Option<ExpertS
         ),
     };
     let down = part(tensor("ffn_down_exps")?, c.n_embd, 0)?;
+    let router = QuantType::from_ggml(tensor("ffn_gate_inp")?.ty.id())?;
     Some(ExpertSpec {
         n_expert: c.n_expert,
+        router,
         k: c.k,
         parts: [gate, up, down],
     })
 }
 
 impl<B: Backend> Moe<B> {
-    pub(crate) fn load(loader: &mut Loader<'_, B>, blk: &str) -> Result<Self> {
+    pub(crate) fn load(
+        loader: &mut Loader<'_, B>,
+        blk: &str,
+        routers: RouterOptions,
+    ) -> Result<Self> {
         Ok(Self {
-            router: loader.matrix(&format!("{blk}.ffn_gate_inp.weight"))?,
+            router: loader.router(&format!("{blk}.ffn_gate_inp.weight"), routers)?,
             gate: loader.matrix(&format!("{blk}.ffn_gate_shexp.weight"))?,
             up: loader.matrix(&format!("{blk}.ffn_up_shexp.weight"))?,
             down: loader.matrix(&format!("{blk}.ffn_down_shexp.weight"))?,
@@ -80,7 +86,7 @@ impl<B: Backend> Moe<B> {
     pub(crate) fn route(&self, b: &B, ws: &mut Workspace<B>, c: MoeConfig) -> Result<()> {
         b.matmul(
             &mut ws.rec,
-            &self.router,
+            &self.router.deciding,
             &ws.input,
             ws.n_tokens,
             &mut ws.router,
@@ -92,10 +98,14 @@ impl<B: Backend> Moe<B> {
 
     /// Logits of the tokens of `ws.input` into `out`, without a choice.
     pub(crate) fn predict(&self, b: &B, ws: &mut Workspace<B>, out: &mut [f32]) -> Result<()> {
-        let n = ws.n_tokens;
-        b.matmul(&mut ws.rec, &self.router, &ws.input, n, &mut ws.router)?;
-        b.read(&mut ws.rec, &ws.router, 0, out)?;
-        Ok(())
+        let router = self.router.guessing.as_ref();
+        score(b, ws, router.unwrap_or(&self.router.deciding), out)
+    }
+
+    /// As [`predict`](Self::predict), by the stored weights as far as they were kept.
+    pub(crate) fn stored(&self, b: &B, ws: &mut Workspace<B>, out: &mut [f32]) -> Result<()> {
+        let router = self.router.kept.as_ref();
+        score(b, ws, router.unwrap_or(&self.router.deciding), out)
     }
 
     /// The shared expert of `ws.input`, which needs nothing from disk.
@@ -137,6 +147,19 @@ impl<B: Backend> Moe<B> {
         )?;
         Ok(())
     }
+}
+
+/// A router's logits of the tokens of `ws.input`, on the host.
+fn score<B: Backend>(
+    b: &B,
+    ws: &mut Workspace<B>,
+    router: &B::Matrix,
+    out: &mut [f32],
+) -> Result<()> {
+    let n = ws.n_tokens;
+    b.matmul(&mut ws.rec, router, &ws.input, n, &mut ws.router)?;
+    b.read(&mut ws.rec, &ws.router, 0, out)?;
+    Ok(())
 }
 
 /// `n_out` rows from `first_row` on of every expert in a tensor `[n_in, rows, n_expert]`.

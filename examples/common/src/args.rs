@@ -89,6 +89,11 @@ pub struct ModelArgs {
     #[arg(long, value_name = "SWITCH", default_value = "on")]
     pub readahead_pause: Switch,
 
+    /// Weights that guess what to read ahead: stored, or q8 (a copy in eight bits: less memory
+    /// traffic a guess); does not change the output
+    #[arg(long, value_name = "WEIGHTS", default_value = "stored")]
+    pub guess: GuessWeights,
+
     /// Run resident experts while others are being read; does not change the output
     #[arg(long, value_name = "SWITCH", default_value = "on")]
     pub split: Switch,
@@ -104,6 +109,19 @@ pub struct ModelArgs {
     /// Keep all memory of the program from being swapped (needs a high `ulimit -l`)
     #[arg(long)]
     pub mlock: bool,
+
+    /// Touch all expert slots and run every kernel once before the first token; does not change the
+    /// output
+    #[arg(long)]
+    pub prewarm: bool,
+
+    /// Weights that choose experts: stored, or bf16 (rounded). Lossy unless the model stores them so
+    #[arg(long, value_name = "WEIGHTS", default_value = "stored")]
+    pub router: RouterWeights,
+
+    /// Count how often `--router bf16` chooses and `--guess q8` guesses as the stored weights do
+    #[arg(long)]
+    pub audit_routers: bool,
 
     /// Which resident expert makes room for another; does not change the output
     #[arg(long, value_name = "NAME", default_value = "lru", value_parser = policy)]
@@ -151,12 +169,16 @@ impl ModelArgs {
                 next: self.readahead,
                 second: self.readahead2,
                 prompt: self.readahead_prompt.is_on(),
+                q8_routers: self.guess == GuessWeights::Q8,
                 may_pause: self.readahead_pause.is_on(),
             },
             expert_split: self.split.is_on(),
             shared_overlap: self.overlap.is_on(),
             watchdog: self.watchdog.is_on().then(WatchdogOptions::default),
             lock_memory: self.mlock,
+            prewarm: self.prewarm,
+            bf16_routers: self.router == RouterWeights::Bf16,
+            audit_routers: self.audit_routers,
             ..EngineOptions::default()
         }
     }
@@ -206,6 +228,26 @@ impl Switch {
     pub fn is_on(self) -> bool {
         self == Self::On
     }
+}
+
+/// Weights of routers that choose experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[non_exhaustive]
+pub enum RouterWeights {
+    /// As in the file.
+    Stored,
+    /// Rounded to bf16.
+    Bf16,
+}
+
+/// Weights of routers that guess.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[non_exhaustive]
+pub enum GuessWeights {
+    /// Those that choose.
+    Stored,
+    /// A Q8_0 copy.
+    Q8,
 }
 
 /// Fills the arena from a profile and says how much of the calibration's picks it covers.

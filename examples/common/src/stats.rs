@@ -34,6 +34,9 @@ impl Settings {
             "reader": args.reader.name(),
             "readahead": args.readahead,
             "readahead2": args.readahead2,
+            "guess": format!("{:?}", args.guess).to_lowercase(),
+            "router": format!("{:?}", args.router).to_lowercase(),
+            "prewarm_ms": engine.prewarm_time().map(|t| t.as_secs_f64() * 1e3),
             "split": args.split.is_on(),
             "overlap": args.overlap.is_on(),
             "sidecar": args.sidecar.as_ref().map(|p| p.to_string_lossy()),
@@ -167,6 +170,22 @@ pub fn print_stats(
                     "routing  {kept:.2} % of {n} picks kept by the bias, KL {kl:.5} nats"
                 )?;
             }
+            if let Some(recall) = stats.guess_recall() {
+                let n = stats.audited_guesses;
+                writeln!(
+                    err,
+                    "audit    {:.2} % of {n} guesses are those of the stored routers",
+                    100.0 * recall
+                )?;
+            }
+            if let Some(agreement) = stats.router_agreement() {
+                let n = stats.audited_picks;
+                writeln!(
+                    err,
+                    "audit    {:.2} % of {n} choices are those of the stored routers",
+                    100.0 * agreement
+                )?;
+            }
             if stats.bad_router_rows > 0 {
                 let n = stats.bad_router_rows;
                 writeln!(
@@ -207,6 +226,8 @@ pub fn stats_json(stats: &Stats, plan: &MemoryPlan) -> Value {
         "bad_router_rows": stats.bad_router_rows,
         "routing_agreement": stats.agreement(),
         "routing_kl_nats": stats.mean_routing_kl(),
+        "guess_recall_of_stored_routers": stats.guess_recall(),
+        "router_agreement": stats.router_agreement(),
         "plan": {
             "budget_bytes": plan.budget_bytes,
             "total_bytes": plan.total_bytes(),

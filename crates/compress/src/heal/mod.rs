@@ -17,7 +17,7 @@ use std::path::Path;
 
 use thalweg_backend::{Backend, ExpertJob, MatData};
 use thalweg_gguf::{Gguf, TensorInfo, TensorSpec};
-use thalweg_model::{ExpertSpec, outline};
+use thalweg_model::{ExpertSpec, RouterOptions, outline};
 use thalweg_quant::{QuantType, encode};
 
 pub use capture::{Capture, LayerTrace};
@@ -105,7 +105,7 @@ pub fn heal<B: Backend>(
     on_layer: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
     progress: &mut Progress<'_>,
 ) -> Result<Healed> {
-    let outline = outline(file)?;
+    let outline = outline(file, RouterOptions::default())?;
     let spec = outline.spec();
     let (n_expert, k) = spec.experts.first().map_or((0, 0), |e| (e.n_expert, e.k));
     let shape = [spec.n_layer, n_expert, k, spec.n_embd];

@@ -77,6 +77,23 @@ pub enum Error {
         /// The name.
         found: String,
     },
+    /// A stored format that the backend cannot run.
+    #[error("{backend} has no kernels for {ty} weights")]
+    Format {
+        /// The backend.
+        backend: &'static str,
+        /// The format.
+        ty: thalweg_quant::QuantType,
+    },
+    /// The device or its driver failed.
+    #[error("{backend} failed")]
+    Device {
+        /// The backend.
+        backend: &'static str,
+        /// What the device says.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// Bytes of a quantized tensor do not fit their format.
     #[error(transparent)]
     Quant(#[from] thalweg_quant::Error),

@@ -5,8 +5,8 @@ use thalweg_quant::QuantType;
 use super::naive;
 use super::rig::{Random, Rig, assert_close, assert_rows_stand_alone, gammas, rows, values};
 use super::{ELEMENT, SUM};
-use crate::MatData;
 use crate::contract::*;
+use crate::{Error, MatData};
 
 /// Rows of a chunk: one, an odd few, and more than a tile of any kernel.
 const TOKENS: [usize; 3] = [1, 3, 33];
@@ -80,13 +80,16 @@ pub fn matmul_is_a_dot_product_per_row<B: Backend>(b: &B) {
     }
 }
 
-/// Every stored format agrees with its decoded rows.
+/// Every stored format that the backend takes agrees with its decoded rows; f32 is one of them.
 pub fn every_quant_type_multiplies_and_embeds<B: Backend>(b: &B) {
     let mut rig = Rig::new(b);
     for &ty in QuantType::ALL {
         let (n_in, n_out, n) = (2 * ty.block_len(), 5, 3);
         let (data, decoded) = random_matrix(ty, n_in, n_out, 4);
-        let matrix = b.load(data).unwrap();
+        let matrix = match b.load(data) {
+            Err(Error::Format { .. }) if ty != QuantType::F32 => continue,
+            loaded => loaded.unwrap(),
+        };
 
         // Weights may be large, so the tolerance is relative to the sum of magnitudes.
         let x = values(n * n_in, 5);

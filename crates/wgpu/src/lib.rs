@@ -1,0 +1,19 @@
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+mod backend;
+mod check;
+mod device;
+mod error;
+mod ops;
+mod pipeline;
+mod recorder;
+
+pub use backend::{WgpuBackend, WgpuBuffer, WgpuMatrix};
+pub use device::{AdapterSummary, WgpuOptions, adapters};
+pub use error::{Error, Result};
+pub use pipeline::FORMATS;
+pub use recorder::WgpuRecorder;
+
+/// The backend's name in reports and errors.
+pub const NAME: &str = "wgpu";

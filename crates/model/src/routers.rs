@@ -137,6 +137,7 @@ mod tests {
         let mut back = [0.0; 4];
         QuantType::BF16.decode_row(&found, &mut back).unwrap();
         // bf16 has steps of 1/128 above 1: the second goes down, the third up.
-        assert_eq!(back, [1.0, 1.0, 1.0 + 1.0 / 128.0, -2.5]);
+        let expected = [1.0_f32, 1.0, 1.0 + 1.0 / 128.0, -2.5];
+        assert_eq!(back.map(f32::to_bits), expected.map(f32::to_bits));
     }
 }

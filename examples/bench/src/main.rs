@@ -8,9 +8,10 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use clap::Parser;
 use serde_json::json;
-use thalweg::{Engine, Observer, Session};
+use thalweg::{Backend, Engine, Observer, Session};
 use thalweg_examples_common::{
-    CountBar, ModelArgs, PerToken, Settings, or_na, parse, print_line, report, stats_json,
+    CountBar, Device, DeviceArgs, ModelArgs, PerToken, Settings, or_na, parse, print_line, report,
+    stats_json,
 };
 
 /// Measure prefill and decode.
@@ -23,6 +24,9 @@ use thalweg_examples_common::{
 struct Args {
     #[command(flatten)]
     model: ModelArgs,
+
+    #[command(flatten)]
+    device: DeviceArgs,
 
     /// Tokens of the prompt
     #[arg(
@@ -63,10 +67,20 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<()> {
     ensure!(args.prompt_tokens > 0, "-p must be at least 1");
     ensure!(args.repetitions > 0, "-r must be at least 1");
+    match args.device.open(&args.model)? {
+        Device::Cpu(backend) => run_on(args, backend, None),
+        Device::Gpu(backend) => {
+            let adapter = backend.adapter().name.clone();
+            run_on(args, backend, Some(adapter))
+        }
+    }
+}
+
+fn run_on<B: Backend>(args: &Args, backend: B, adapter: Option<String>) -> Result<()> {
     let start = Instant::now();
     let file = args.model.file()?;
     let n_ctx = args.prompt_tokens.saturating_add(args.decode_steps);
-    let mut engine = args.model.engine(file, n_ctx)?;
+    let mut engine = args.model.engine_on(backend, file, n_ctx)?;
     let mut session = engine.session()?;
     let open_ms = start.elapsed().as_secs_f64() * 1e3;
 
@@ -86,7 +100,8 @@ fn run(args: &Args) -> Result<()> {
     let stats = engine.stats();
     if args.json {
         let value = json!({
-            "backend": "cpu",
+            "backend": engine.backend().name(),
+            "adapter": adapter,
             "settings": Settings::of(&args.model, &engine).json(),
             "prompt_tokens": args.prompt_tokens,
             "decode_steps": args.decode_steps,
@@ -99,10 +114,12 @@ fn run(args: &Args) -> Result<()> {
         return print_line(&value.to_string());
     }
     let path = engine.file().path(0).unwrap_or_else(|| Path::new(""));
-    let (path, threads) = (path.display(), engine.backend().n_threads());
-    print_line(&format!(
-        "{path}, {threads} threads, opened in {open_ms:.0} ms"
-    ))?;
+    let path = path.display();
+    let on = match &adapter {
+        Some(adapter) => adapter.clone(),
+        None => format!("{} threads", args.model.n_threads()),
+    };
+    print_line(&format!("{path}, {on}, opened in {open_ms:.0} ms"))?;
     let columns = ["median", "min", "max"]
         .map(|c| format!("{c:>10}"))
         .join(" ");
@@ -119,9 +136,9 @@ fn run(args: &Args) -> Result<()> {
 }
 
 /// One repetition: prefill and decode rates in tokens/s (`None` without steps).
-fn repeat(
-    engine: &mut Engine,
-    session: &mut Session,
+fn repeat<B: Backend>(
+    engine: &mut Engine<B>,
+    session: &mut Session<B>,
     args: &Args,
     round: usize,
     per_token: &mut PerToken,

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use thalweg::{
-    Activations, Bias, CpuBackend, CpuOptions, Engine, EngineOptions, Gguf, Moce, PolicyKind,
-    Profile, ReadAhead, ReaderKind, WatchdogOptions,
+    Activations, Backend, Bias, CpuBackend, CpuOptions, Engine, EngineOptions, Gguf, Moce,
+    PolicyKind, Profile, ReadAhead, ReaderKind, WatchdogOptions,
 };
 
 use crate::{CountBar, count, note, note_budget};
@@ -183,13 +183,18 @@ impl ModelArgs {
         }
     }
 
+    /// Compute threads of the processor.
+    pub fn n_threads(&self) -> usize {
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        self.threads.unwrap_or_else(cores)
+    }
+
     /// The backend that the flags ask for.
     ///
     /// # Errors
     /// For a number of threads that cannot be had.
     pub fn backend(&self) -> Result<CpuBackend> {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let n_threads = self.threads.unwrap_or(cores);
+        let n_threads = self.n_threads();
         let backend = CpuBackend::new(CpuOptions { n_threads })?;
         Ok(backend.with_activations(self.activations))
     }
@@ -201,8 +206,16 @@ impl ModelArgs {
     /// When the model is unusable or does not fit the budget, and for a profile that is not this
     /// model's.
     pub fn engine(&self, file: Gguf, n_ctx: usize) -> Result<Engine> {
+        self.engine_on(self.backend()?, file, n_ctx)
+    }
+
+    /// As [`engine`](Self::engine), on a device that is open already.
+    ///
+    /// # Errors
+    /// As [`engine`](Self::engine).
+    pub fn engine_on<B: Backend>(&self, backend: B, file: Gguf, n_ctx: usize) -> Result<Engine<B>> {
         note_budget(self.budget);
-        let mut engine = Engine::from_file(file, self.backend()?, self.options(n_ctx))?;
+        let mut engine = Engine::from_file(file, backend, self.options(n_ctx))?;
         for inert in engine.notes() {
             note(&format!("note: {inert}"));
         }
@@ -251,7 +264,7 @@ pub enum GuessWeights {
 }
 
 /// Fills the arena from a profile and says how much of the calibration's picks it covers.
-fn warm(engine: &mut Engine, path: &Path) -> Result<()> {
+fn warm<B: Backend>(engine: &mut Engine<B>, path: &Path) -> Result<()> {
     let failed = || format!("cannot fill the arena from the profile {}", path.display());
     // The error names the file.
     let profile = Profile::open(path).context("cannot fill the arena from a profile")?;
@@ -284,7 +297,7 @@ fn warm(engine: &mut Engine, path: &Path) -> Result<()> {
 }
 
 /// Share of a profile's own picks whose experts are resident; `None` for one without counts.
-fn coverage(engine: &Engine, profile: &Profile) -> Option<f64> {
+fn coverage<B: Backend>(engine: &Engine<B>, profile: &Profile) -> Option<f64> {
     let hits = profile.hits_per_token()?;
     let ranked = profile.ranking().iter().zip(hits);
     let resident = ranked.filter(|(e, _)| engine.is_resident(e.layer.into(), e.expert));

@@ -2,6 +2,8 @@
 //! and JSON, and the live view. No algorithm lives here.
 
 mod args;
+#[cfg(feature = "gpu")]
+mod device;
 mod flags;
 mod live;
 mod output;
@@ -15,6 +17,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 pub use args::{ModelArgs, Switch};
+#[cfg(feature = "gpu")]
+pub use device::{BackendKind, Device, DeviceArgs};
 pub use flags::{count, note_budget, parse, whole};
 pub use live::Live;
 pub use output::{check_outputs, read_file, read_text, write_whole};

@@ -8,7 +8,7 @@ use std::io::Write;
 use anyhow::Result;
 use clap::ValueEnum;
 use serde_json::{Value, json};
-use thalweg::{Engine, MemoryPlan, SamplerOptions, Stats};
+use thalweg::{Backend, Engine, MemoryPlan, SamplerOptions, Stats};
 
 use crate::ModelArgs;
 
@@ -18,14 +18,17 @@ pub struct Settings(Value);
 
 impl Settings {
     /// Settings of an engine.
-    pub fn of(args: &ModelArgs, engine: &Engine) -> Self {
+    pub fn of<B: Backend>(args: &ModelArgs, engine: &Engine<B>) -> Self {
+        let backend = engine.backend().name();
         let path = engine
             .file()
             .path(0)
             .map(|p| p.to_string_lossy().into_owned());
         Self(json!({
             "model": path,
-            "threads": engine.backend().n_threads(),
+            "backend": backend,
+            // Of the processor.
+            "threads": (backend == "cpu").then(|| args.n_threads()),
             "activations": args.activations.name(),
             "policy": args.policy.name(),
             "moce": args.moce.to_string(),

@@ -6,10 +6,10 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser;
-use thalweg::{Event, Finish, GenerateOptions, Message, SamplerOptions, Text, generate};
+use thalweg::{Backend, Event, Finish, GenerateOptions, Message, SamplerOptions, Text, generate};
 use thalweg_examples_common::{
-    CountBar, Live, ModelArgs, PerToken, Settings, StatsFormat, count, note, parse, print_stats,
-    report, whole,
+    CountBar, Device, DeviceArgs, Live, ModelArgs, PerToken, Settings, StatsFormat, count, note,
+    parse, print_stats, report, whole,
 };
 
 /// Generate a reply to a prompt.
@@ -28,6 +28,9 @@ use thalweg_examples_common::{
 struct Args {
     #[command(flatten)]
     model: ModelArgs,
+
+    #[command(flatten)]
+    device: DeviceArgs,
 
     /// Most tokens of the reply
     #[arg(
@@ -89,6 +92,13 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<()> {
+    match args.device.open(&args.model)? {
+        Device::Cpu(backend) => run_on(args, backend),
+        Device::Gpu(backend) => run_on(args, backend),
+    }
+}
+
+fn run_on<B: Backend>(args: &Args, backend: B) -> Result<()> {
     let file = args.model.file()?;
     let text = Text::from_file(&file)?;
     let prompt = match args.raw || !text.has_template() {
@@ -97,7 +107,7 @@ fn run(args: &Args) -> Result<()> {
     };
     let needed = prompt.len().saturating_add(args.max_tokens.max(1));
     let n_ctx = args.ctx.unwrap_or(needed);
-    let mut engine = args.model.engine(file, n_ctx)?;
+    let mut engine = args.model.engine_on(backend, file, n_ctx)?;
     let mut session = engine.session()?;
 
     let options = GenerateOptions {

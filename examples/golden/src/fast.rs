@@ -7,7 +7,7 @@
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
-use thalweg::{Engine, Observer, Session};
+use thalweg::{Backend, Engine, Observer, Session};
 
 use crate::judge::{argmax, log_total, worse};
 
@@ -63,9 +63,9 @@ impl Distance {
 }
 
 /// Runs `tokens` through both engines.
-pub(crate) fn distance(
+pub(crate) fn distance<B: Backend>(
     reference: (&mut Engine, &mut Session),
-    test: (&mut Engine, &mut Session),
+    test: (&mut Engine<B>, &mut Session<B>),
     tokens: &[u32],
 ) -> Result<Distance> {
     let mut distance = Distance::default();

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
-use thalweg::{Engine, Observer, Routing, Session};
+use thalweg::{Backend, Engine, Observer, Routing, Session};
 
 use crate::folder::{Folder, Prompt};
 
@@ -45,9 +45,9 @@ impl Verdict {
 }
 
 /// Runs the prompt and its continuation and compares.
-pub(crate) fn judge(
-    engine: &mut Engine,
-    session: &mut Session,
+pub(crate) fn judge<B: Backend>(
+    engine: &mut Engine<B>,
+    session: &mut Session<B>,
     folder: &Folder,
     prompt: &Prompt,
 ) -> Result<Verdict> {

@@ -10,8 +10,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
-use thalweg::Activations;
-use thalweg_examples_common::{ModelArgs, parse, print_if_read, report};
+use thalweg::{Activations, Backend};
+use thalweg_examples_common::{Device, DeviceArgs, ModelArgs, parse, print_if_read, report};
 
 use crate::fast::{Distance, distance};
 use crate::folder::Folder;
@@ -27,8 +27,8 @@ use crate::rows::{Rows, RowsVerdict};
 /// it must not.
 ///
 /// With --class fast, for arithmetic that rounds its operands (--activations q8), distributions are
-/// compared instead, at every position of the prompts, with those of the same model in f32, which
-/// is opened beside it: the mean divergence must be at most --max-kld and the likeliest token the
+/// compared instead, at every position of the prompts, with those of the same model in f32 on the
+/// CPU, which is opened beside it: the mean divergence must be at most --max-kld and the likeliest token the
 /// same in at least --min-top1 of the positions. The last line has all prompts together.
 ///
 /// A DIR with tokens.txt instead holds every logit (logits.npy) and every residual (hidden.npy) of
@@ -38,6 +38,9 @@ use crate::rows::{Rows, RowsVerdict};
 struct Args {
     #[command(flatten)]
     model: ModelArgs,
+
+    #[command(flatten)]
+    device: DeviceArgs,
 
     /// Largest difference of a logit
     #[arg(long, value_name = "D", default_value_t = 2e-3, value_parser = tolerance)]
@@ -85,8 +88,15 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<bool> {
+    match args.device.open(&args.model)? {
+        Device::Cpu(backend) => run_on(args, backend),
+        Device::Gpu(backend) => run_on(args, backend),
+    }
+}
+
+fn run_on<B: Backend>(args: &Args, backend: B) -> Result<bool> {
     if args.dir.join(rows::TOKENS).exists() {
-        return run_rows(args);
+        return run_rows(args, backend);
     }
     let folder = Folder::open(&args.dir)?;
     let n_ctx = folder
@@ -98,9 +108,10 @@ fn run(args: &Args) -> Result<bool> {
     if args.class == Class::Fast {
         let prompts = folder.prompts.iter();
         let prompts = prompts.map(|p| (p.name.as_str(), p.tokens.as_slice()));
-        return run_fast(args, &prompts.collect::<Vec<_>>());
+        return run_fast(args, backend, &prompts.collect::<Vec<_>>());
     }
-    let mut engine = args.model.engine(args.model.file()?, n_ctx)?;
+    let file = args.model.file()?;
+    let mut engine = args.model.engine_on(backend, file, n_ctx)?;
     let mut session = engine.session()?;
     let mut passed = true;
     for prompt in &folder.prompts {
@@ -114,8 +125,8 @@ fn run(args: &Args) -> Result<bool> {
     Ok(passed)
 }
 
-/// The model as asked for beside itself in f32.
-fn run_fast(args: &Args, prompts: &[(&str, &[u32])]) -> Result<bool> {
+/// The model as asked for beside itself in f32 on the CPU.
+fn run_fast<B: Backend>(args: &Args, backend: B, prompts: &[(&str, &[u32])]) -> Result<bool> {
     let longest = prompts.iter().map(|(_, tokens)| tokens.len()).max();
     let n_ctx = longest.context("there are no prompts")?;
     let exact = ModelArgs {
@@ -123,7 +134,8 @@ fn run_fast(args: &Args, prompts: &[(&str, &[u32])]) -> Result<bool> {
         ..args.model.clone()
     };
     let mut reference = exact.engine(exact.file()?, n_ctx)?;
-    let mut engine = args.model.engine(args.model.file()?, n_ctx)?;
+    let file = args.model.file()?;
+    let mut engine = args.model.engine_on(backend, file, n_ctx)?;
     let (mut reference_session, mut session) = (reference.session()?, engine.session()?);
     // Not a number passes neither test.
     let passes = |d: &Distance| d.mean_kld() <= args.max_kld && d.top1_agreement() >= args.min_top1;
@@ -142,12 +154,13 @@ fn run_fast(args: &Args, prompts: &[(&str, &[u32])]) -> Result<bool> {
 }
 
 /// A folder that holds everything of one sequence.
-fn run_rows(args: &Args) -> Result<bool> {
+fn run_rows<B: Backend>(args: &Args, backend: B) -> Result<bool> {
     let rows = Rows::open(&args.dir)?;
     if args.class == Class::Fast {
-        return run_fast(args, &[("tokens", &rows.tokens)]);
+        return run_fast(args, backend, &[("tokens", &rows.tokens)]);
     }
-    let mut engine = args.model.engine(args.model.file()?, rows.tokens.len())?;
+    let file = args.model.file()?;
+    let mut engine = args.model.engine_on(backend, file, rows.tokens.len())?;
     let mut session = engine.session()?;
     let verdict: RowsVerdict = rows.judge(&mut engine, &mut session)?;
     let passed = verdict.max_abs <= args.tol

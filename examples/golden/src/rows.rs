@@ -8,7 +8,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
-use thalweg::{Engine, Observer, Session};
+use thalweg::{Backend, Engine, Observer, Session};
 use thalweg_examples_common::{read_file, read_text};
 
 use crate::judge::worse;
@@ -65,7 +65,11 @@ impl Rows {
     }
 
     /// Runs the tokens and compares everything.
-    pub(crate) fn judge(&self, engine: &mut Engine, session: &mut Session) -> Result<RowsVerdict> {
+    pub(crate) fn judge<B: Backend>(
+        &self,
+        engine: &mut Engine<B>,
+        session: &mut Session<B>,
+    ) -> Result<RowsVerdict> {
         let (n_tokens, spec) = (self.tokens.len(), engine.spec());
         let residual_len = spec.residual_len;
         for (what, found, expected) in [

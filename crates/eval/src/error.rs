@@ -211,6 +211,34 @@ pub enum Error {
         /// Tokens of the test.
         test: usize,
     },
+    /// Two models that mean different things by a token cannot be compared.
+    #[error(
+        "token {id} is {reference:?} to the reference and {test:?} to the test: their distributions cannot be compared"
+    )]
+    OtherToken {
+        /// The token.
+        id: usize,
+        /// What it is to the reference.
+        reference: String,
+        /// What it is to the test.
+        test: String,
+    },
+    /// Two models do not fit into their common budget.
+    #[error(
+        "both models together need at least {needed_bytes} bytes but the budget is {budget_bytes}: the reference {reference_bytes}, the test {test_bytes}, logits {logits_bytes}"
+    )]
+    Budget {
+        /// The smallest budget that would do.
+        needed_bytes: u64,
+        /// The budget.
+        budget_bytes: u64,
+        /// What the reference needs of it.
+        reference_bytes: u64,
+        /// What the test needs.
+        test_bytes: u64,
+        /// What logits would take.
+        logits_bytes: u64,
+    },
     /// A logit that belongs to no distribution.
     #[error("the {who} model's logit of token {token} is {value}")]
     BadLogit {
@@ -278,6 +306,9 @@ pub enum Error {
     /// An engine failed.
     #[error(transparent)]
     Runtime(#[from] thalweg_runtime::Error),
+    /// A model file lacks what is asked of it.
+    #[error(transparent)]
+    Model(#[from] thalweg_gguf::Error),
     /// Two reports that no window-by-window comparison can be made of.
     #[error("the reports of {first:?} and {second:?} cannot be compared: they have {what}")]
     Incomparable {

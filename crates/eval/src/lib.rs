@@ -9,6 +9,7 @@ mod host;
 pub mod latency;
 pub mod metrics;
 pub mod overlap;
+pub mod pair;
 pub mod plot;
 pub mod report;
 pub mod side_by_side;

@@ -126,6 +126,16 @@ pub struct BootstrapFacts {
 }
 
 impl Report {
+    /// Names of the files that [`files`](Self::files) makes.
+    pub const FILES: [&str; 6] = [
+        "report.md",
+        "figures.csv",
+        "windows.csv",
+        "windows.svg",
+        "quality.svg",
+        "report.json",
+    ];
+
     /// Summarizes the sums of a set's windows.
     ///
     /// # Errors
@@ -247,6 +257,25 @@ impl Report {
         })
     }
 
+    /// The report as files: names and texts. `earlier` are reports that the picture of quality over
+    /// size shows as well. The JSON comes last: where it is, the others are.
+    ///
+    /// # Errors
+    /// [`Error::Json`], [`Error::Plot`], [`Error::EmptyPlot`] if the libraries fail.
+    pub fn files(&self, earlier: &[Self]) -> Result<[(&'static str, String); 6]> {
+        let all: Vec<&Self> = earlier.iter().chain([self]).collect();
+        let texts = [
+            self.to_markdown(),
+            self.to_csv(),
+            self.windows_csv(),
+            self.windows_svg()?,
+            quality_svg(&all)?,
+            self.to_json()? + "\n",
+        ];
+        let mut names = Self::FILES.into_iter();
+        Ok(texts.map(|text| (names.next().unwrap_or_default(), text)))
+    }
+
     /// The test model's name and what was changed of its arithmetic.
     fn label(&self) -> String {
         let mut label = self.name().to_owned();
@@ -268,7 +297,7 @@ fn file_name(path: &str) -> &str {
     path.rsplit(['/', '\\']).next().unwrap_or(path)
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

@@ -32,7 +32,7 @@ const ARROWS: &[(&str, u8, &[&str])] = &[
         4,
         &["runtime", "model", "backend", "gguf", "quant"],
     ),
-    ("eval", 4, &["runtime", "trace", "cache", "text"]),
+    ("eval", 4, &["runtime", "trace", "cache", "text", "gguf"]),
     (
         "thalweg",
         4,

@@ -332,7 +332,7 @@ fn check_paths(args: &Args, models: &[(&'static str, &Gguf)]) -> Result<()> {
             std::fs::create_dir(folder)
                 .with_context(|| format!("cannot make the folder {}", folder.display()))?;
         }
-        outputs.extend(output::FILES.map(|name| ("--report", folder.join(name))));
+        outputs.extend(Report::FILES.map(|name| ("--report", folder.join(name))));
     }
     if let Some(path) = &args.write_logits {
         outputs.push(("--write-logits", path.clone()));

@@ -21,7 +21,7 @@ use crate::device::{AdapterSummary, Device, WgpuOptions};
 use crate::ops::{attention, elementwise, experts, matmul, norm, sequence};
 use crate::pipeline::Pipelines;
 use crate::recorder::WgpuRecorder;
-use crate::{FORMATS, NAME};
+use crate::{FORMATS, Features, NAME};
 
 /// Bytes of a matrix that are on their way to the device at once.
 const LOAD_BYTES: usize = 32 << 20;
@@ -109,6 +109,16 @@ impl WgpuBackend {
         self.device.device.destroy();
         // The loss is told when the device is next looked at.
         let _ = self.device.wait();
+    }
+
+    /// What is used of what the adapter has.
+    #[must_use]
+    pub fn features(&self) -> Features {
+        self.device.features
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
     }
 
     pub(crate) fn expert_bytes(&self) -> u64 {

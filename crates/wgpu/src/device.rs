@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::{Error, Result};
+use crate::{Error, Features, Result};
 
 /// Storage buffers that the largest kernel binds.
 const STORAGE_BUFFERS: u32 = 8;
@@ -23,6 +23,8 @@ pub struct WgpuOptions {
     pub max_binding_bytes: u64,
     /// Most bytes of device memory for experts. At least one of a layer's experts must fit.
     pub expert_bytes: u64,
+    /// What may be used of what the adapter has; results do not depend on clocks.
+    pub features: Features,
 }
 
 impl Default for WgpuOptions {
@@ -31,6 +33,7 @@ impl Default for WgpuOptions {
             adapter: None,
             max_binding_bytes: u64::MAX,
             expert_bytes: 1 << 30,
+            features: Features::all(),
         }
     }
 }
@@ -137,6 +140,7 @@ pub(crate) struct Device {
     pub(crate) queue: wgpu::Queue,
     pub(crate) adapter: AdapterSummary,
     pub(crate) limits: Limits,
+    pub(crate) features: Features,
     failure: Arc<Mutex<Option<Error>>>,
 }
 
@@ -201,8 +205,10 @@ impl Device {
                 .into(),
             workgroups: limits.max_compute_workgroups_per_dimension,
         };
+        let features = options.features.offered_by(&adapter);
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("thalweg"),
+            required_features: features.required(),
             required_limits: limits,
             memory_hints: wgpu::MemoryHints::Performance,
             ..Default::default()
@@ -232,6 +238,7 @@ impl Device {
             queue,
             adapter: summary,
             limits: sizes,
+            features,
             failure,
         })
     }
@@ -270,6 +277,16 @@ impl Device {
             None => Ok(buffer),
             Some(_) => Err(out_of_memory),
         }
+    }
+
+    /// Room for `n` timestamps; the device must have [`Features::timestamps`].
+    pub(crate) fn timestamps(&self, n: u32) -> Result<wgpu::QuerySet> {
+        self.check()?;
+        Ok(self.device.create_query_set(&wgpu::QuerySetDescriptor {
+            label: None,
+            ty: wgpu::QueryType::Timestamp,
+            count: n,
+        }))
     }
 
     /// Writes bytes before what is submitted next. A length that is no multiple of four is filled up

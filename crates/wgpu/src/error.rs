@@ -40,6 +40,14 @@ pub enum Error {
         /// What the kernels need.
         needed: u64,
     },
+    /// Something was asked for that the device does not have, or that options told it not to use.
+    #[error("{adapter} is used without {what}")]
+    Feature {
+        /// The adapter.
+        adapter: String,
+        /// What it would need.
+        what: &'static str,
+    },
     /// The device has gone: unplugged, reset by its driver, or destroyed.
     #[error("the device was lost ({reason}): {message}")]
     Lost {

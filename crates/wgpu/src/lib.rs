@@ -5,6 +5,8 @@ mod backend;
 mod check;
 mod device;
 mod error;
+mod features;
+mod measure;
 mod ops;
 mod pipeline;
 mod recorder;
@@ -12,6 +14,8 @@ mod recorder;
 pub use backend::{WgpuBackend, WgpuBuffer, WgpuMatrix};
 pub use device::{AdapterSummary, WgpuOptions, adapters};
 pub use error::{Error, Result};
+pub use features::Features;
+pub use measure::{Arithmetic, Clock};
 pub use pipeline::FORMATS;
 pub use recorder::WgpuRecorder;
 

@@ -51,6 +51,8 @@ operations! {
     (DeltaPrepare, "delta_prepare"),
     (DeltaRule, "delta_rule"),
     (Embed, "embed"),
+    (FmaF16, "fma_f16"),
+    (FmaF32, "fma_f32"),
     (GateStreams, "gate_streams"),
     (GroupedMatmul, "grouped_matmul"),
     (IndexScores, "index_scores"),
@@ -70,6 +72,14 @@ impl Op {
     #[cfg(test)]
     pub(crate) fn reads_weights(self) -> bool {
         matches!(self, Self::Embed | Self::GroupedMatmul | Self::Matmul)
+    }
+
+    /// Directives that come before everything else.
+    fn directives(self) -> &'static str {
+        match self {
+            Self::FmaF16 => "enable f16;\n",
+            _ => "",
+        }
     }
 
     /// The name of the number that the kernel is made for, where there is one.
@@ -148,7 +158,14 @@ impl Key {
         let decoder = self.ty.and_then(decoder);
         let weights = decoder.map(|decoder| [decoder, WEIGHTS].concat());
         let parts = [constant, weights].map(Option::unwrap_or_default);
-        [&parts[0], COMMON, &parts[1], self.op.source()].concat()
+        [
+            self.op.directives(),
+            &parts[0],
+            COMMON,
+            &parts[1],
+            self.op.source(),
+        ]
+        .concat()
     }
 }
 
@@ -187,6 +204,16 @@ mod tests {
 
     use super::*;
 
+    impl Op {
+        /// What a device must have to run it.
+        fn needs(self) -> Capabilities {
+            match self {
+                Self::FmaF16 => Capabilities::SHADER_FLOAT16,
+                _ => Capabilities::empty(),
+            }
+        }
+    }
+
     /// Every kernel that can be asked for: each operation with each format or constant.
     fn all_keys() -> Vec<Key> {
         let mut keys = vec![];
@@ -215,7 +242,7 @@ mod tests {
             let source = key.source();
             let module = naga::front::wgsl::parse_str(&source)
                 .unwrap_or_else(|e| panic!("{key:?}: {}", e.emit_to_string(&source)));
-            let mut validator = Validator::new(ValidationFlags::all(), Capabilities::empty());
+            let mut validator = Validator::new(ValidationFlags::all(), key.op.needs());
             let info = validator
                 .validate(&module)
                 .unwrap_or_else(|e| panic!("{key:?}: {}", e.emit_to_string(&source)));

@@ -33,6 +33,7 @@ pub struct WgpuRecorder {
     /// The open pass of the encoder; ended before anything else uses that.
     pass: Option<wgpu::ComputePass<'static>>,
     n_dispatches: usize,
+    most_dispatches: usize,
     upload: Option<wgpu::Buffer>,
     values: Vec<u8>,
     download: Option<wgpu::Buffer>,
@@ -57,6 +58,7 @@ impl WgpuRecorder {
             encoder: None,
             pass: None,
             n_dispatches: 0,
+            most_dispatches: MOST_DISPATCHES,
             upload: None,
             values: vec![],
             download: None,
@@ -132,7 +134,7 @@ impl WgpuRecorder {
         pass.set_bind_group(0, &group, &[]);
         pass.dispatch_workgroups(columns, rows, 1);
         self.n_dispatches += 1;
-        if self.n_dispatches >= MOST_DISPATCHES {
+        if self.n_dispatches >= self.most_dispatches {
             self.submit();
         }
         Ok(())
@@ -219,6 +221,30 @@ impl WgpuRecorder {
         out.copy_from_slice(&mapped.map_err(|e| map(Arc::new(e)))?);
         download.unmap();
         Ok(())
+    }
+
+    /// Whether commands stay together until something needs them or their uploads are full. A device
+    /// that is faster than the recording would wait in between.
+    pub(crate) fn hold(&mut self, hold: bool) {
+        self.most_dispatches = if hold { usize::MAX } else { MOST_DISPATCHES };
+    }
+
+    /// Records a timestamp, told when everything before it is done.
+    pub(crate) fn stamp(&mut self, stamps: &wgpu::QuerySet, index: u32) -> Result<()> {
+        self.device.check()?;
+        self.encoder().write_timestamp(stamps, index);
+        Ok(())
+    }
+
+    /// Copies the first timestamps to the host, in the device's ticks, after everything recorded.
+    pub(crate) fn read_stamps(&mut self, stamps: &wgpu::QuerySet, out: &mut [u64]) -> Result<()> {
+        use wgpu::BufferUsages as Use;
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(out);
+        let usage = Use::QUERY_RESOLVE | Use::COPY_SRC;
+        let resolved = self.device.buffer(bytes.len() as u64, usage)?;
+        let n = (bytes.len() / 8) as u32;
+        self.encoder().resolve_query_set(stamps, 0..n, &resolved, 0);
+        self.read(&resolved, 0, bytes)
     }
 
     /// A buffer of at least `len` elements whose contents do not outlive the operation.

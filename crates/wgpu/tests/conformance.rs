@@ -3,21 +3,13 @@
 //! Without an adapter the suite has nothing to run on: then the tests say so and pass, unless
 //! `THALWEG_GPU_REQUIRED` is set, as it is where a software driver was installed for them.
 
+mod common;
+
 use thalweg_backend::{Backend, MatData, conformance};
 use thalweg_quant::QuantType;
 use thalweg_wgpu::{Error, FORMATS, WgpuBackend, WgpuOptions};
 
-/// The device, or `None` aloud.
-fn device(options: &WgpuOptions) -> Option<WgpuBackend> {
-    match WgpuBackend::new(options) {
-        Ok(backend) => Some(backend),
-        Err(Error::NoAdapter { .. }) if std::env::var_os("THALWEG_GPU_REQUIRED").is_none() => {
-            eprintln!("SKIPPED: no GPU adapter, hardware or software, on this machine");
-            None
-        }
-        Err(e) => panic!("{e}"),
-    }
-}
+use common::device;
 
 macro_rules! cases {
     ($($case:ident),+ $(,)?) => {

@@ -1,11 +1,13 @@
-//! Prefill and decode speed of a model.
+//! Prefill and decode speed of a model, or speed of a GPU's kernels.
+
+mod kernels;
 
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use clap::Parser;
 use serde_json::json;
 use thalweg::{Backend, Engine, Observer, Session};
@@ -14,11 +16,15 @@ use thalweg_examples_common::{
     stats_json,
 };
 
-/// Measure prefill and decode.
+use kernels::KernelArgs;
+
+/// Measure prefill and decode, or a GPU's kernels.
 ///
 /// Each repetition starts a fresh sequence: PROMPT tokens are taken in at once, then TOKENS single
 /// steps follow. Times cover the steps alone: not opening the model, not choosing tokens. The
 /// arena stays filled from one repetition to the next, so the first is the cold one.
+///
+/// With --kernels no model is opened: products with weights of each format are timed on the GPU.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
@@ -55,6 +61,9 @@ struct Args {
     )]
     repetitions: usize,
 
+    #[command(flatten)]
+    kernels: KernelArgs,
+
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
@@ -68,6 +77,12 @@ fn run(args: &Args) -> Result<()> {
     ensure!(args.prompt_tokens > 0, "-p must be at least 1");
     ensure!(args.repetitions > 0, "-r must be at least 1");
     match args.device.open(&args.model)? {
+        Device::Gpu(backend) if args.kernels.kernels => {
+            kernels::run(&args.kernels, &backend, args.repetitions, args.json)
+        }
+        Device::Cpu(_) if args.kernels.kernels => {
+            bail!("--kernels measures a GPU: add --backend wgpu (`hwbench` measures CPUs)")
+        }
         Device::Cpu(backend) => run_on(args, backend, None),
         Device::Gpu(backend) => {
             let adapter = backend.adapter().name.clone();

@@ -44,7 +44,7 @@ fn every_set_gives_the_bits_of_the_reference_for_every_shape() {
     for format in formats() {
         for n_blocks in [1, 2, 3, 7] {
             let n_in = n_blocks * format.block_len();
-            for (n_rows, n_tokens) in [(1, 1), (4, 1), (7, 1), (3, 2), (2, 4), (1, 9)] {
+            for (n_rows, n_tokens) in [(1, 1), (4, 1), (7, 1), (3, 2), (2, 4), (5, 5), (1, 9)] {
                 let bytes = rows(format, n_in, n_rows, 3);
                 let x = vectors(n_in, n_tokens);
                 let expected = product(Kernels::scalar(), format, &bytes, &x, n_tokens);
@@ -53,6 +53,20 @@ fn every_set_gives_the_bits_of_the_reference_for_every_shape() {
                     assert_same_bits(&found, &expected);
                 }
             }
+        }
+    }
+}
+
+/// More rows, vectors and steps than a kernel takes at once, and remainders of each.
+#[test]
+fn every_set_gives_the_bits_of_the_reference_for_large_shapes() {
+    for format in formats() {
+        let n_in = (2 * 1024 + 256) / format.block_len() * format.block_len();
+        let bytes = rows(format, n_in, 67, 3);
+        let x = vectors(n_in, 71);
+        let expected = product(Kernels::scalar(), format, &bytes, &x, 71);
+        for kernels in Kernels::available() {
+            assert_same_bits(&product(kernels, format, &bytes, &x, 71), &expected);
         }
     }
 }

@@ -32,7 +32,7 @@ mod steps;
 use crate::{Error, Kernels, QuantType, Result};
 
 pub(crate) use dot::dot_rows;
-use steps::RUN;
+pub(crate) use steps::RUN;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use steps::scale_and_inverse;
 pub(crate) use steps::{BlockStep, Step, quantize_blocks, quantize_double, quantize_single};

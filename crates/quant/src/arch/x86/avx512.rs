@@ -11,7 +11,10 @@ use std::arch::x86_64::*;
 
 use bytemuck::Pod;
 
-use super::{drivers, iq3_s_magnitudes, padded, padded_block, part, unpack_with};
+use super::{
+    drivers, iq3_s_magnitudes, padded, padded_block, part, prefetch_behind, prefetched_at_once,
+    unpack_with,
+};
 use crate::QuantType;
 use crate::arch::Loops;
 use crate::arch::scalar::{Lanes, TILE_ROWS};

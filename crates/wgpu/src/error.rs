@@ -40,6 +40,12 @@ pub enum Error {
         /// What the kernels need.
         needed: u64,
     },
+    /// Sizes of kernels that cannot be.
+    #[error("kernels cannot have these sizes: {fault}")]
+    Tuning {
+        /// What is wrong with them.
+        fault: &'static str,
+    },
     /// Something was asked for that the device does not have, or that options told it not to use.
     #[error("{adapter} is used without {what}")]
     Feature {

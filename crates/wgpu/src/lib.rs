@@ -10,6 +10,8 @@ mod measure;
 mod ops;
 mod pipeline;
 mod recorder;
+mod template;
+mod tuning;
 
 pub use backend::{WgpuBackend, WgpuBuffer, WgpuMatrix};
 pub use device::{AdapterSummary, WgpuOptions, adapters};
@@ -18,6 +20,7 @@ pub use features::Features;
 pub use measure::{Arithmetic, Clock};
 pub use pipeline::FORMATS;
 pub use recorder::WgpuRecorder;
+pub use tuning::Tuning;
 
 /// The backend's name in reports and errors.
 pub const NAME: &str = "wgpu";

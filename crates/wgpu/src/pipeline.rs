@@ -9,11 +9,18 @@ use std::sync::{Mutex, PoisonError};
 
 use thalweg_quant::QuantType;
 
+use crate::Tuning;
+use crate::template::expand;
+
 /// Lanes of a workgroup, `LANES` in `common.wgsl`.
 pub(crate) const LANES: usize = 64;
 
 const COMMON: &str = include_str!("shaders/common.wgsl");
 const WEIGHTS: &str = include_str!("shaders/weights.wgsl");
+const PRODUCTS: &str = include_str!("shaders/products.wgsl");
+/// Of formats that do not say otherwise.
+const UNSCALED: &str = "fn scaled(x: vec4<f32>, q: u32) -> vec4<f32> {\n    return x;\n}\n";
+const UNPREPARED: &str = "fn prepare(lane: u32) {\n}\n";
 
 macro_rules! operations {
     ($($(#[$doc:meta])* ($variant:ident, $file:literal)),+ $(,)?) => {
@@ -54,10 +61,10 @@ operations! {
     (FmaF16, "fma_f16"),
     (FmaF32, "fma_f32"),
     (GateStreams, "gate_streams"),
-    (GroupedMatmul, "grouped_matmul"),
     (IndexScores, "index_scores"),
     (Inject, "inject"),
     (Matmul, "matmul"),
+    (Matvec, "matvec"),
     (NgramGate, "ngram_gate"),
     (NormRope, "norm_rope"),
     (PoolMean, "pool_mean"),
@@ -71,7 +78,13 @@ impl Op {
     /// Whether it reads weights in their stored format.
     #[cfg(test)]
     pub(crate) fn reads_weights(self) -> bool {
-        matches!(self, Self::Embed | Self::GroupedMatmul | Self::Matmul)
+        matches!(self, Self::Embed) || self.is_product()
+    }
+
+    /// Whether it multiplies weights by vectors, with the constants of [`Product`].
+    #[cfg(test)]
+    pub(crate) fn is_product(self) -> bool {
+        matches!(self, Self::Matmul | Self::Matvec)
     }
 
     /// Directives that come before everything else.
@@ -86,7 +99,6 @@ impl Op {
     pub(crate) fn constant(self) -> Option<&'static str> {
         match self {
             Self::Attention => Some("HEAD_DIM"),
-            Self::Matmul => Some("TOKENS"),
             _ => None,
         }
     }
@@ -100,6 +112,13 @@ macro_rules! decoders {
         fn decoder(ty: QuantType) -> Option<&'static str> {
             match ty {
                 $(QuantType::$ty => Some(include_str!(concat!("shaders/decode/", $file, ".wgsl"))),)+
+                _ => None,
+            }
+        }
+
+        fn run_decoder(ty: QuantType) -> Option<&'static str> {
+            match ty {
+                $(QuantType::$ty => Some(include_str!(concat!("shaders/run/", $file, ".wgsl"))),)+
                 _ => None,
             }
         }
@@ -127,6 +146,76 @@ pub(crate) struct Key {
     ty: Option<QuantType>,
     /// Value of the operation's constant.
     constant: u32,
+    product: Option<Product>,
+}
+
+/// What a kernel of products is made for beside the format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Product {
+    pub(crate) access: Access,
+    pub(crate) items: Items,
+    /// Rows of a group, where one vector is multiplied.
+    pub(crate) rows: u32,
+}
+
+/// How rows lie in their buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Access {
+    /// Whole runs at multiples of sixteen bytes.
+    Wide,
+    /// Whole runs at even addresses.
+    Even,
+    /// The last run is cut short.
+    Cut,
+}
+
+impl Access {
+    /// Of rows of `n_in` weights that begin at multiples of `alignment` bytes.
+    pub(crate) fn of(ty: QuantType, n_in: usize, alignment: usize) -> Self {
+        let is_wide = alignment.is_multiple_of(16);
+        match run_len(ty) {
+            run if n_in == 0 || !n_in.is_multiple_of(run) => Self::Cut,
+            // Blocks of the other formats have no multiple of four bytes.
+            4 | 8 if is_wide => Self::Wide,
+            _ if is_wide && ty == QuantType::Q4_K => Self::Wide,
+            _ => Self::Even,
+        }
+    }
+
+    fn source(self) -> &'static str {
+        match self {
+            Self::Wide => include_str!("shaders/access_wide.wgsl"),
+            Self::Even => include_str!("shaders/access_even.wgsl"),
+            Self::Cut => include_str!("shaders/access_cut.wgsl"),
+        }
+    }
+}
+
+/// What is multiplied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Items {
+    /// Tokens, each with the same matrix.
+    Tokens,
+    /// Pairs of a matrix and a vector.
+    Picks,
+}
+
+impl Items {
+    fn source(self) -> &'static str {
+        match self {
+            Self::Tokens => include_str!("shaders/items_tokens.wgsl"),
+            Self::Picks => include_str!("shaders/items_picks.wgsl"),
+        }
+    }
+}
+
+/// Weights of a run, `RUN` in the format's file.
+fn run_len(ty: QuantType) -> usize {
+    match ty {
+        QuantType::F32 => 4,
+        QuantType::F16 | QuantType::BF16 => 8,
+        _ => 16,
+    }
 }
 
 impl Key {
@@ -135,6 +224,7 @@ impl Key {
             op,
             ty: None,
             constant: 0,
+            product: None,
         }
     }
 
@@ -149,47 +239,119 @@ impl Key {
         Self { constant, ..self }
     }
 
+    pub(crate) fn product(op: Op, ty: QuantType, product: Product) -> Self {
+        Self {
+            product: Some(product),
+            ..Self::new(op).of_weights(ty)
+        }
+    }
+
     /// The whole WGSL of the kernel.
-    pub(crate) fn source(self) -> String {
-        let constant = self.op.constant().map(|name| {
-            let value = self.constant;
-            format!("const {name}: u32 = {value}u;\n")
-        });
-        let decoder = self.ty.and_then(decoder);
-        let weights = decoder.map(|decoder| [decoder, WEIGHTS].concat());
-        let parts = [constant, weights].map(Option::unwrap_or_default);
+    pub(crate) fn source(self, tuning: &Tuning) -> String {
+        let mut constants = vec![];
+        if let Some(name) = self.op.constant() {
+            constants.push((name, self.constant));
+        }
+        let mut parts = vec![COMMON];
+        if let Some(decoder) = self.ty.and_then(decoder) {
+            parts.extend([decoder, WEIGHTS]);
+        }
+        if let Some((product, ty)) = self.product.zip(self.ty) {
+            constants.extend(product.constants(self.op, ty, tuning));
+            let run = run_decoder(ty).unwrap_or_default();
+            parts.extend([
+                PRODUCTS,
+                run,
+                product.access.source(),
+                product.items.source(),
+            ]);
+            for (name, default) in [("fn scaled(", UNSCALED), ("fn prepare(", UNPREPARED)] {
+                if !run.contains(name) {
+                    parts.push(default);
+                }
+            }
+        }
+        parts.push(self.op.source());
+        let lines = constants
+            .iter()
+            .map(|(name, value)| format!("const {name}: u32 = {value}u;\n"));
+        let lines: String = lines.collect();
         [
             self.op.directives(),
-            &parts[0],
-            COMMON,
-            &parts[1],
-            self.op.source(),
+            &lines,
+            &expand(&parts.concat(), &constants),
         ]
         .concat()
     }
 }
 
+impl Product {
+    /// The numbers that `products.wgsl` and the operation's file are made for.
+    fn constants(self, op: Op, ty: QuantType, tuning: &Tuning) -> Vec<(&'static str, u32)> {
+        let run = run_len(ty) as u32;
+        let (row_groups, item_groups) = tuning.tile_groups;
+        let (tile_rows, tile_columns) = tuning.tile_block;
+        let mut constants = vec![("FOURS", run / 4), ("PARTS", tuning.parts)];
+        constants.extend(match op {
+            Op::Matvec => [
+                ("THREADS", tuning.parts * tuning.vector_groups),
+                ("GROUPS", tuning.vector_groups),
+                ("ROWS", self.rows),
+                ("COLUMNS", self.rows),
+                ("STAGED_RUNS", tuning.staged / run),
+                ("TILE_ITEMS", 1),
+            ]
+            .to_vec(),
+            _ => [
+                ("THREADS", tuning.parts * row_groups * item_groups),
+                ("ROW_GROUPS", row_groups),
+                ("ITEM_GROUPS", item_groups),
+                ("ROWS", tile_rows),
+                ("COLUMNS", tile_columns),
+                ("STEPS", tuning.tile_depth / (run * tuning.parts)),
+                ("TILE_ITEMS", item_groups * tile_columns),
+            ]
+            .to_vec(),
+        });
+        constants
+    }
+}
+
 /// Compiled kernels.
 #[derive(Debug, Default)]
-pub(crate) struct Pipelines(Mutex<HashMap<Key, wgpu::ComputePipeline>>);
+pub(crate) struct Pipelines {
+    tuning: Tuning,
+    compiled: Mutex<HashMap<Key, wgpu::ComputePipeline>>,
+}
 
 impl Pipelines {
+    pub(crate) fn new(tuning: Tuning) -> Self {
+        Self {
+            tuning,
+            compiled: Mutex::default(),
+        }
+    }
+
     /// The kernel of `key`. A source that does not compile is the device's failure, which the next
     /// check returns.
     pub(crate) fn of(&self, device: &wgpu::Device, key: Key) -> wgpu::ComputePipeline {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         let pipeline = all.entry(key).or_insert_with(|| {
             let label = Some(key.op.name());
             let module = device.create_shader_module(wgpu::ShaderModuleDescriptor {
                 label,
-                source: wgpu::ShaderSource::Wgsl(key.source().into()),
+                source: wgpu::ShaderSource::Wgsl(key.source(&self.tuning).into()),
             });
             device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
                 label,
                 layout: None,
                 module: &module,
                 entry_point: Some("main"),
-                compilation_options: wgpu::PipelineCompilationOptions::default(),
+                compilation_options: wgpu::PipelineCompilationOptions {
+                    // Every kernel writes what it reads there.
+                    zero_initialize_workgroup_memory: false,
+                    ..Default::default()
+                },
                 cache: None,
             })
         });
@@ -207,9 +369,11 @@ mod tests {
     impl Op {
         /// What a device must have to run it.
         fn needs(self) -> Capabilities {
+            // Conversions of halves, which every API has.
+            let common = Capabilities::SHADER_FLOAT16_IN_FLOAT32;
             match self {
-                Self::FmaF16 => Capabilities::SHADER_FLOAT16,
-                _ => Capabilities::empty(),
+                Self::FmaF16 => common | Capabilities::SHADER_FLOAT16,
+                _ => common,
             }
         }
     }
@@ -220,8 +384,11 @@ mod tests {
         for &op in Op::ALL {
             let key = Key::new(op);
             let formats = if op.reads_weights() { FORMATS } else { &[] };
+            if op.is_product() {
+                keys.extend(FORMATS.iter().flat_map(|ty| product_keys(op, *ty)));
+                continue;
+            }
             let constants: &[u32] = match op {
-                Op::Matmul => &[1, 8],
                 Op::Attention => &[1, 12, 64, 256, 1024],
                 _ => &[0],
             };
@@ -236,10 +403,47 @@ mod tests {
         keys
     }
 
+    /// Every kernel of products of an operation and a format.
+    fn product_keys(op: Op, ty: QuantType) -> Vec<Key> {
+        let mut keys = vec![];
+        let block = ty.block_len();
+        let mut ways = vec![
+            Access::of(ty, 32 * block, 2),
+            Access::of(ty, 32 * block, 16),
+        ];
+        if block == 1 {
+            ways.push(Access::of(ty, 3, 4));
+        }
+        ways.dedup();
+        for access in ways {
+            for items in [Items::Tokens, Items::Picks] {
+                let rows: &[u32] = if op == Op::Matvec { &[1, 2, 4] } else { &[0] };
+                keys.extend(rows.iter().map(|&rows| {
+                    let product = Product {
+                        access,
+                        items,
+                        rows,
+                    };
+                    Key::product(op, ty, product)
+                }));
+            }
+        }
+        keys
+    }
+
+    #[test]
+    fn runs_are_as_long_as_their_files_say() {
+        for &ty in FORMATS {
+            let source = run_decoder(ty).expect("listed");
+            let line = format!("const RUN: u32 = {}u;", run_len(ty));
+            assert!(source.contains(&line), "{ty}: no {line}");
+        }
+    }
+
     #[test]
     fn every_kernel_is_valid_and_translates_to_every_language() {
         for key in all_keys() {
-            let source = key.source();
+            let source = key.source(&Tuning::default());
             let module = naga::front::wgsl::parse_str(&source)
                 .unwrap_or_else(|e| panic!("{key:?}: {}", e.emit_to_string(&source)));
             let mut validator = Validator::new(ValidationFlags::all(), key.op.needs());

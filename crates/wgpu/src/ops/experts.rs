@@ -5,26 +5,15 @@
 //! Experts are uploaded side by side into one buffer of the recorder, as many as it holds at a
 //! time; the jobs of a format and shape among them are one dispatch for each of their matrices.
 
-use bytemuck::{Pod, Zeroable, cast_slice};
 use thalweg_backend::{Error, ExpertJob, ExpertView, MatView, Result};
 use thalweg_quant::QuantType;
 
 use crate::check::{enough, volume, word};
-use crate::ops::{elementwise, matmul};
-use crate::pipeline::{Key, Op};
-use crate::recorder::Arg::{Device, Host};
+use crate::ops::elementwise;
+use crate::ops::matmul::{Pick, Rows, picked};
 use crate::{WgpuBackend, WgpuBuffer, WgpuRecorder};
 
 const OP: &str = "experts";
-
-/// What one workgroup row of `grouped_matmul.wgsl` multiplies.
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Pick {
-    matrix: u32,
-    from: u32,
-    to: u32,
-}
 
 /// A job whose matrices have a place in the expert buffer.
 struct Placed<'a> {
@@ -117,9 +106,12 @@ fn run(
             WgpuBuffer::new(hidden, n_picks * n_ff),
             WgpuBuffer::new(ups, n_picks * n_ff),
         );
-        let product = Product {
-            backend,
-            weights: &weights,
+        let rows = |like: MatView<'_>| Rows {
+            ty: like.ty(),
+            n_in: like.n_in(),
+            n_rows: like.n_out(),
+            row_bytes: like.row_bytes(),
+            bytes: &weights,
         };
         let from_x = |which: usize| {
             let tokens = group
@@ -132,14 +124,14 @@ fn run(
             };
             tokens.enumerate().map(pick).collect::<Vec<_>>()
         };
-        product.record(rec, gate, &from_x(0), x, &hidden)?;
-        product.record(rec, up, &from_x(1), x, &ups)?;
+        picked(backend, rec, rows(gate), &from_x(0), x, &hidden)?;
+        picked(backend, rec, rows(up), &from_x(1), x, &ups)?;
         elementwise::swiglu(rec, &hidden, &ups, n_picks * n_ff)?;
-        let rows = group.iter().flat_map(|p| {
-            let rows = p.job.first_row..p.job.first_row + p.job.tokens.len();
-            rows.map(|row| (p.at[2], row))
+        let places = group.iter().flat_map(|p| {
+            let places = p.job.first_row..p.job.first_row + p.job.tokens.len();
+            places.map(|row| (p.at[2], row))
         });
-        let picks: Vec<Pick> = rows
+        let picks: Vec<Pick> = places
             .enumerate()
             .map(|(from, (at, to))| Pick {
                 matrix: word(at as usize),
@@ -147,7 +139,7 @@ fn run(
                 to: word(to),
             })
             .collect();
-        product.record(rec, down, &picks, &hidden, partial)?;
+        picked(backend, rec, rows(down), &picks, &hidden, partial)?;
     }
     Ok(())
 }
@@ -156,34 +148,6 @@ fn run(
 fn kind(job: &ExpertJob<'_>) -> ([QuantType; 3], usize) {
     let ExpertView { gate, up, down } = job.expert;
     ([gate.ty(), up.ty(), down.ty()], gate.n_out())
-}
-
-struct Product<'a> {
-    backend: &'a WgpuBackend,
-    weights: &'a wgpu::Buffer,
-}
-
-impl Product<'_> {
-    /// Records the products of the picks with matrices of the shape and format of `like`.
-    fn record(
-        &self,
-        rec: &mut WgpuRecorder,
-        like: MatView<'_>,
-        picks: &[Pick],
-        x: &WgpuBuffer,
-        y: &WgpuBuffer,
-    ) -> Result<()> {
-        let params = [like.n_in(), like.n_out(), like.row_bytes(), picks.len()];
-        let args = [
-            (3, Device(x.raw())),
-            (4, Device(y.raw())),
-            (5, Host(cast_slice(picks))),
-        ];
-        let args = matmul::with_weights(self.backend, like.ty(), self.weights, &args);
-        let key = Key::new(Op::GroupedMatmul).of_weights(like.ty());
-        let n = volume([picks.len(), like.n_out()]);
-        rec.dispatch(key, &params.map(word), &args, n)
-    }
 }
 
 /// Fails unless the job's matrices fit together, kernels can read them, and every token is a row of

@@ -55,9 +55,10 @@ pub enum Activations {
     /// As they are: the reference.
     #[default]
     F32,
-    /// Quantized to eight bits in runs of 32, for formats that have integer kernels
+    /// Quantized to eight bits for formats that have integer kernels
     /// ([`Q8Vectors::supports`](thalweg_quant::Q8Vectors::supports)); f32 for the others. An
-    /// element is off by at most `max|x| / 254` of its run.
+    /// element is off by at most `max|x| / 254` of those that share its scale: 4 for formats with
+    /// blocks of 32, 8 for Q2_0, 32 for formats with blocks of 256.
     Q8,
 }
 

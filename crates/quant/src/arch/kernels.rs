@@ -296,7 +296,8 @@ impl Kernels {
     /// of eight bits. `out` is `[rows, tokens]`.
     ///
     /// Every instruction set gives the same bits, which differ from those of `matmul` by the
-    /// rounding of the vectors: about 0.4 % of the largest element of each run of 32.
+    /// rounding of the vectors: at most 0.4 % of the largest of the 4, 8 or 32 elements that share a
+    /// scale.
     ///
     /// # Errors
     /// [`Error::Q8Vectors`] if `x` was quantized for another kind of format or has fewer vectors;

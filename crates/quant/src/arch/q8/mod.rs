@@ -11,15 +11,17 @@
 //!
 //! # The sum
 //!
-//! A vector is cut into runs of 32 elements, `x = s q` with `s = max|x| / 127` and whole `q`. A step
-//! is a run, or two runs for Q2_0 whose blocks are so long. The codes of a step lie in the order in
-//! which a kernel unpacks the weights; lane `l` of eight takes the codes `4 l..4 l + 4` (of both
-//! halves for two runs). With `S` the integer sum of a lane's products, `d` the weights' scale and
-//! `s` the vector's, `lane = fma(S, d s, lane)`. Weights with a minimum `m` add
+//! A vector is cut into runs of 32 elements. A step is a run, or two runs for Q2_0 whose blocks are so
+//! long. The codes of a step lie in the order in which a kernel unpacks the weights; lane `l` of eight
+//! takes the codes `4 l..4 l + 4` (of both halves for two runs). Elements of a lane share a scale,
+//! `x = s q` with `s = max|x| / 127` and whole `q`: that costs no more than one scale for all lanes,
+//! and the error is half of it. With `S` the integer sum of a lane's products, `d` the weights' scale
+//! and `s` the vector's, `lane = fma(S, d s, lane)`. Weights with a minimum `m` add
 //! `lane = fma(Q, m s, lane)` before, `Q` being the sum of the lane's codes. At the end lane `l`
 //! takes lane `l + 4`, then `l + 2`, `l + 1`.
 //!
-//! Formats with blocks of 256 weights take the eight runs of a block in one step, in their order.
+//! Formats with blocks of 256 weights take the eight runs of a block in one step, in their order; a
+//! run has one scale, `s`.
 //! Minima come first, all eight runs at once: lane `r` takes `fma(Q, m s, lane)` of run `r`, or of
 //! its first and then its second half where halves have minima of their own. Then the runs follow
 //! with `fma(S, d s, lane)`, where lanes 0 to 3 have the `d` of the first half and lanes 4 to 7 that

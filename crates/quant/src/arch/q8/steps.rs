@@ -4,7 +4,7 @@
 //! which format reads which kind (`arch::q8`).
 //! Memory: the caller's slices; a step is 3, 2 or 1.25 bytes an element.
 //! Invariants: (1) a code is `x / scale` to the nearest whole number, halves away from zero, from
-//! -127 to 127; (2) a run that is not finite has the scale NaN.
+//! -127 to 127; (2) what shares a scale with a value that is not finite has the scale NaN.
 //! Cost: one pass over the elements.
 
 use crate::arch::scalar::round_half_away;
@@ -21,7 +21,7 @@ pub(crate) struct Step<const RUNS: usize> {
     /// it is what a lane's sum starts from; where they have a minimum, the offset is -1 and this is
     /// what the minimum is multiplied with.
     pub(crate) start: [i32; 8],
-    /// The scale of each lane's run.
+    /// The scale of each lane's codes.
     pub(crate) scales: [f32; 8],
 }
 
@@ -81,11 +81,11 @@ pub(crate) fn quantize_blocks(x: &[[f32; 8 * RUN]], steps: &mut [BlockStep]) {
     }
 }
 
-/// The scale of a run of magnitudes up to `max`, and its reciprocal.
+/// The scale of a group of magnitudes up to `max`, and its reciprocal.
 #[inline]
 pub(crate) fn scale_and_inverse(max: f32) -> (f32, f32) {
     let inverse = 127.0 / max;
-    // The reciprocal of a subnormal may be infinite: such a run counts as zeros.
+    // The reciprocal of a subnormal may be infinite: such a group counts as zeros.
     let inverse = if inverse.is_finite() { inverse } else { 0.0 };
     let scale = if max.is_finite() {
         max / 127.0
@@ -95,15 +95,15 @@ pub(crate) fn scale_and_inverse(max: f32) -> (f32, f32) {
     (scale, inverse)
 }
 
-/// The codes of a run and its scale.
-fn quantize(x: &[f32; RUN]) -> ([i32; RUN], f32) {
+/// The codes of a group and its scale.
+fn quantize<const N: usize>(x: &[f32; N]) -> ([i32; N], f32) {
     // Magnitudes are ordered as their bits are, with infinity and NaN on top.
     let mut max = 0;
     for x in x {
         max = max.max(x.to_bits() & 0x7fff_ffff);
     }
     let (scale, inverse) = scale_and_inverse(f32::from_bits(max));
-    let mut codes = [0; RUN];
+    let mut codes = [0; N];
     for (code, x) in codes.iter_mut().zip(x) {
         // |x * inverse| <= 127 but for rounding far below one half.
         *code = round_half_away(x * inverse);
@@ -112,28 +112,34 @@ fn quantize(x: &[f32; RUN]) -> ([i32; RUN], f32) {
 }
 
 fn one_run(x: &[f32; RUN], offset: i32, step: &mut Step<1>) {
-    let (codes, scale) = quantize(x);
-    step.codes = [codes.map(|code| code as i8)];
+    let mut codes = [0; RUN];
+    let lanes = codes.as_chunks_mut().0.iter_mut().zip(x.as_chunks().0);
+    for ((codes, x), scale) in lanes.zip(&mut step.scales) {
+        let lane: ([i32; 4], f32) = quantize(x);
+        (*codes, *scale) = lane;
+    }
     step.start = starts([codes], offset);
-    step.scales = [scale; 8];
+    step.codes = [codes.map(|code| code as i8)];
 }
 
 /// The order of Q2_0's kernels: byte `i` of a block holds weights `4 i..4 i + 4` as fields, and
-/// field `k` of all bytes is unpacked at once.
+/// field `k` of all bytes is unpacked at once. So lane `l` has fields 0 and 2 of four bytes, and lane
+/// `l + 4` fields 1 and 3 of the same.
 fn two_runs(x: &[f32; 2 * RUN], offset: i32, step: &mut Step<2>) {
-    let [first, second]: &[[f32; RUN]; 2] = bytemuck::cast_ref(x);
-    let (first, a) = quantize(first);
-    let (second, b) = quantize(second);
     let mut codes = [[0; RUN]; 2];
-    for i in 0..8 {
-        for k in 0..4 {
-            codes[k / 2][k % 2 * 16 + i] = first[4 * i + k];
-            codes[k / 2][k % 2 * 16 + 8 + i] = second[4 * i + k];
+    for (l, x) in x.as_chunks::<16>().0.iter().enumerate() {
+        for parity in 0..2 {
+            let lane = l + 4 * parity;
+            let group: [f32; 8] = std::array::from_fn(|i| x[2 * i + parity]);
+            let (group, scale) = quantize(&group);
+            step.scales[lane] = scale;
+            for (i, code) in group.into_iter().enumerate() {
+                codes[i % 2][4 * lane + i / 2] = code;
+            }
         }
     }
-    step.codes = codes.map(|codes| codes.map(|code| code as i8));
     step.start = starts(codes, offset);
-    step.scales = [a, a, b, b, a, a, b, b];
+    step.codes = codes.map(|codes| codes.map(|code| code as i8));
 }
 
 /// Minus the offset times the sum of each lane's codes.

@@ -119,6 +119,20 @@ impl WgpuBackend {
         self.device.features
     }
 
+    /// The same device with kernels of other sizes. Buffers and matrices of either belong to both.
+    ///
+    /// # Errors
+    /// [`Tuning`](crate::Error::Tuning) for sizes that cannot be, [`Limit`](crate::Error::Limit) for
+    /// those that the device does not allow.
+    pub fn with_tuning(&self, tuning: Tuning) -> crate::Result<Self> {
+        self.device.allows(tuning)?;
+        Ok(Self {
+            pipelines: Arc::new(Pipelines::new(tuning)),
+            tuning,
+            ..self.clone()
+        })
+    }
+
     /// Sizes of the kernels of products.
     #[must_use]
     pub fn tuning(&self) -> Tuning {

@@ -156,6 +156,10 @@ pub(crate) struct Limits {
     pub(crate) alignment: u64,
     /// Most workgroups in one dimension.
     pub(crate) workgroups: u32,
+    /// Most memory of a workgroup.
+    pub(crate) workgroup_bytes: u32,
+    /// Most invocations of a workgroup.
+    pub(crate) invocations: u32,
 }
 
 impl Device {
@@ -195,34 +199,13 @@ impl Device {
                 what: "conversions of halves",
             });
         }
-        let tuning = options.tuning;
-        if let Some(fault) = tuning.fault() {
-            return Err(Error::Tuning { fault });
-        }
-        let threads = limits
-            .max_compute_invocations_per_workgroup
-            .min(limits.max_compute_workgroup_size_x);
-        for (what, found, needed) in [
-            (
-                "storage buffers a kernel",
-                limits.max_storage_buffers_per_shader_stage,
-                STORAGE_BUFFERS,
-            ),
-            (
-                "bytes of workgroup memory",
-                limits.max_compute_workgroup_storage_size,
-                tuning.workgroup_bytes(),
-            ),
-            ("invocations a workgroup", threads, tuning.threads()),
-        ] {
-            if found < needed {
-                return Err(Error::Limit {
-                    adapter: summary.to_string(),
-                    what,
-                    found: found.into(),
-                    needed: needed.into(),
-                });
-            }
+        if limits.max_storage_buffers_per_shader_stage < STORAGE_BUFFERS {
+            return Err(Error::Limit {
+                adapter: summary.to_string(),
+                what: "storage buffers a kernel",
+                found: limits.max_storage_buffers_per_shader_stage.into(),
+                needed: STORAGE_BUFFERS.into(),
+            });
         }
         limits.max_storage_buffer_binding_size = limits
             .max_storage_buffer_binding_size
@@ -235,6 +218,10 @@ impl Device {
                 .max(limits.min_uniform_buffer_offset_alignment)
                 .into(),
             workgroups: limits.max_compute_workgroups_per_dimension,
+            workgroup_bytes: limits.max_compute_workgroup_storage_size,
+            invocations: limits
+                .max_compute_invocations_per_workgroup
+                .min(limits.max_compute_workgroup_size_x),
         };
         let features = options.features.offered_by(&adapter);
         let descriptor = wgpu::DeviceDescriptor {
@@ -264,14 +251,49 @@ impl Device {
             };
             keep(Error::Lost { reason, message });
         });
-        Ok(Self {
+        let opened = Self {
             device,
             queue,
             adapter: summary,
             limits: sizes,
             features,
             failure,
-        })
+        };
+        opened.allows(options.tuning)?;
+        Ok(opened)
+    }
+
+    /// Fails for sizes of kernels that cannot be, here or anywhere.
+    ///
+    /// # Errors
+    /// [`Error::Tuning`], [`Error::Limit`].
+    pub(crate) fn allows(&self, tuning: Tuning) -> Result<()> {
+        if let Some(fault) = tuning.fault() {
+            return Err(Error::Tuning { fault });
+        }
+        let Limits {
+            workgroup_bytes,
+            invocations,
+            ..
+        } = self.limits;
+        for (what, found, needed) in [
+            (
+                "bytes of workgroup memory",
+                workgroup_bytes,
+                tuning.workgroup_bytes(),
+            ),
+            ("invocations a workgroup", invocations, tuning.threads()),
+        ] {
+            if found < needed {
+                return Err(Error::Limit {
+                    adapter: self.adapter.to_string(),
+                    what,
+                    found: found.into(),
+                    needed: needed.into(),
+                });
+            }
+        }
+        Ok(())
     }
 
     /// Fails with the first failure that there was.

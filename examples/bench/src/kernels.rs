@@ -3,6 +3,13 @@
 //! Owns shapes, repetitions and the report; not clocks (`thalweg_wgpu`) nor kernels. Memory: on the
 //! device the weights of one format at a time and two buffers to copy between, on the host one
 //! matrix.
+//! What is compared takes turns, a round each. Clocks of a GPU rise while it works, so a warm-up
+//! comes before every comparison; it also compiles, and finds how often a short product is repeated
+//! within one timing. A copy counts what it reads and what it writes, a product what it reads.
+
+mod variants;
+
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -13,6 +20,7 @@ use thalweg_quant::QuantType;
 use thalweg_wgpu::{Arithmetic, FORMATS, WgpuBackend, WgpuBuffer, WgpuMatrix, WgpuRecorder};
 
 use crate::median;
+use variants::Variant;
 
 /// Flags of the kernels' bench.
 #[derive(Debug, Args)]
@@ -35,6 +43,15 @@ pub(crate) struct KernelArgs {
         requires = "kernels"
     )]
     pub(crate) formats: Vec<String>,
+
+    /// Measure every kernel in other sizes, too: rows and groups of a workgroup, tiles
+    #[arg(long, requires = "kernels")]
+    pub(crate) variants: bool,
+
+    /// Milliseconds of work before each comparison, for clocks to rise [default: 500, or 0 with
+    /// small matrices]
+    #[arg(long, value_name = "MS", requires = "kernels")]
+    pub(crate) warm_up: Option<u64>,
 }
 
 /// Sizes of what is measured.
@@ -49,6 +66,10 @@ struct Sizes {
     copied_bytes: usize,
     /// Workgroups and steps of plain arithmetic.
     arithmetic: (usize, usize),
+    /// Seconds that a timing should take at least.
+    timed: f64,
+    /// Before each comparison, unless asked for otherwise.
+    warm_up: Duration,
 }
 
 const FULL: Sizes = Sizes {
@@ -57,6 +78,8 @@ const FULL: Sizes = Sizes {
     rotated_bytes: 1 << 30,
     copied_bytes: 512 << 20,
     arithmetic: (16384, 512),
+    timed: 5e-3,
+    warm_up: Duration::from_millis(500),
 };
 
 const QUICK: Sizes = Sizes {
@@ -65,6 +88,8 @@ const QUICK: Sizes = Sizes {
     rotated_bytes: 4 << 20,
     copied_bytes: 8 << 20,
     arithmetic: (64, 256),
+    timed: 0.0,
+    warm_up: Duration::ZERO,
 };
 
 /// Times of one thing, a number of work units a round.
@@ -115,9 +140,11 @@ pub(crate) fn run(
     let is_quick = args.quick || is_software;
     let sizes = if is_quick { &QUICK } else { &FULL };
     let formats = formats(&args.formats)?;
-    let mut bench = Bench::new(backend, sizes, rounds)?;
+    let warm_up = args.warm_up.map_or(sizes.warm_up, Duration::from_millis);
+    let variants = variants::all(backend, args.variants)?;
+    let mut bench = Bench::new(backend, &variants, sizes, rounds, warm_up)?;
     let ceilings = bench.ceilings()?;
-    let mut report = Report::new(json, &ceilings)?;
+    let mut report = Report::new(json, args.variants, &ceilings)?;
     for ty in formats {
         for value in bench.format(ty, &ceilings)? {
             report.add(value)?;
@@ -134,7 +161,10 @@ pub(crate) fn run(
         "clock": backend.clock().name(),
         "quick": is_quick,
         "rounds": rounds,
+        "warm_up_ms": warm_up.as_millis() as u64,
+        // Read once and written once; rates of copies count both.
         "copy_bytes": sizes.copied_bytes,
+        "copy_bytes_counted": 2 * sizes.copied_bytes,
         "ceilings": ceilings.iter().map(|(kind, s)| {
             json!({ "arithmetic": kind.name(), "flop_per_s": s.rate() })
         }).collect::<Vec<_>>(),
@@ -162,37 +192,79 @@ type Ceilings = Vec<(Arithmetic, Series)>;
 
 struct Bench<'a> {
     backend: &'a WgpuBackend,
-    rec: WgpuRecorder,
+    variants: &'a [Variant],
+    /// For each variant one, and one for copies and ceilings in the end.
+    recs: Vec<WgpuRecorder>,
     sizes: &'a Sizes,
     rounds: usize,
+    warm_up: Duration,
     copied: [WgpuBuffer; 2],
 }
 
+/// What one timing of a comparison is of.
+#[derive(Clone, Copy)]
+enum Work {
+    /// Every matrix of a rotation times a vector, results apart from each other.
+    Apart(usize),
+    /// The same, each result where the last one is: each product waits for the one before it, as
+    /// in a model.
+    InTurn(usize),
+    /// Products of one matrix and many vectors.
+    Many,
+}
+
+/// A kernel's part of a comparison.
+struct Case {
+    work: Work,
+    variant: usize,
+    /// Products within a timing, where one is short.
+    repeat: usize,
+    series: Series,
+}
+
+/// What the kernels of one format are given.
+struct Operands {
+    rotations: Vec<Rotation>,
+    w: WgpuMatrix,
+    x: WgpuBuffer,
+    y: WgpuBuffer,
+}
+
 impl<'a> Bench<'a> {
-    fn new(backend: &'a WgpuBackend, sizes: &'a Sizes, rounds: usize) -> Result<Self> {
+    fn new(
+        backend: &'a WgpuBackend,
+        variants: &'a [Variant],
+        sizes: &'a Sizes,
+        rounds: usize,
+        warm_up: Duration,
+    ) -> Result<Self> {
         let buffer = || {
             let buffer = backend.alloc(sizes.copied_bytes / 4);
             buffer.context("cannot hold the buffers that a copy is measured with (try --quick)")
         };
         let copied = [buffer()?, buffer()?];
+        let backends = variants.iter().map(|v| &v.backend).chain([backend]);
         Ok(Self {
             backend,
-            rec: backend.recorder(),
+            variants,
+            recs: backends.map(WgpuBackend::recorder).collect(),
             sizes,
             rounds,
+            warm_up,
             copied,
         })
     }
 
-    /// Seconds of what `work` records.
+    /// Seconds of what `work` records on the usual kernels.
     fn seconds(
         &mut self,
         work: impl FnOnce(&mut WgpuRecorder) -> thalweg_backend::Result<()>,
     ) -> Result<f64> {
-        Ok(self.backend.time(&mut self.rec, work)?.as_secs_f64())
+        let rec = &mut self.recs[self.variants.len()];
+        Ok(self.backend.time(rec, work)?.as_secs_f64())
     }
 
-    /// What plain arithmetic reaches; the first of its rounds compiles and does not count.
+    /// What plain arithmetic reaches.
     fn ceilings(&mut self) -> Result<Ceilings> {
         let mut kinds = vec![Arithmetic::F32];
         if self.backend.features().f16 {
@@ -201,7 +273,11 @@ impl<'a> Bench<'a> {
         let (n_groups, n_steps) = self.sizes.arithmetic;
         let mut out = self.backend.alloc(64 * n_groups)?;
         let mut all: Ceilings = kinds.iter().map(|k| (*k, Series::new(0.0))).collect();
-        for round in 0..=self.rounds {
+        let start = Instant::now();
+        let mut measured = 0;
+        while measured < self.rounds {
+            // The first round compiles.
+            let counts = start.elapsed() > self.warm_up && all[0].1.work > 0.0;
             for (kind, series) in &mut all {
                 let mut flop = 0;
                 let backend = self.backend;
@@ -210,113 +286,179 @@ impl<'a> Bench<'a> {
                     Ok(())
                 })?;
                 series.work = flop as f64;
-                if round > 0 {
+                if counts {
                     series.seconds.push(seconds);
                 }
             }
+            measured += usize::from(counts);
         }
         Ok(all)
     }
 
     fn copy(&mut self) -> Result<f64> {
-        let backend = self.backend;
         let len = self.sizes.copied_bytes / 4;
         let [from, to] = &mut self.copied;
-        let time = backend.time(&mut self.rec, |rec| {
-            backend.copy(rec, (from, 0), (to, 0), len)
-        });
+        let rec = &mut self.recs[self.variants.len()];
+        let backend = self.backend;
+        let time = backend.time(rec, |rec| backend.copy(rec, (from, 0), (to, 0), len));
         Ok(time?.as_secs_f64())
     }
 
     /// All that is measured with weights of one format, copies in between.
     fn format(&mut self, ty: QuantType, ceilings: &Ceilings) -> Result<Vec<Value>> {
-        let backend = self.backend;
         let rotations = self.sizes.matvec.iter();
-        let mut rotations: Vec<Rotation> = rotations
+        let rotations: Vec<Rotation> = rotations
             .map(|&(n_in, n_out)| self.rotation(ty, n_in, n_out))
             .collect::<Result<_>>()?;
         let (n_in, n_out, n_tokens) = self.sizes.matmul;
-        let w = backend.load(matrix(ty, n_in, n_out)?)?;
-        let x = self.vectors(n_tokens * n_in)?;
-        let mut y = backend.alloc(n_tokens * n_out)?;
-
+        let mut operands = Operands {
+            rotations,
+            w: self.backend.load(matrix(ty, n_in, n_out)?)?,
+            x: self.vectors(n_tokens * n_in)?,
+            y: self.backend.alloc(n_tokens * n_out)?,
+        };
+        let mut cases = self.cases(&operands);
         let mut copies = Series::new(2.0 * self.sizes.copied_bytes as f64);
-        let work = |r: &Rotation| r.bytes + 4 * r.weights.len() * (r.n_in + r.n_out);
-        let series = |r: &Rotation| Series::new(work(r) as f64);
-        let mut apart: Vec<Series> = rotations.iter().map(series).collect();
-        let mut in_turn: Vec<Series> = rotations.iter().map(series).collect();
-        let mut matmul = Series::new(2.0 * n_tokens as f64 * n_in as f64 * n_out as f64);
-        // The first round compiles and fills nothing but caches.
-        for round in 0..=self.rounds {
-            let keep = |series: &mut Series, seconds| {
-                if round > 0 {
-                    series.seconds.push(seconds);
-                }
-            };
-            keep(&mut copies, self.copy()?);
-            for (i, rotation) in rotations.iter_mut().enumerate() {
-                keep(&mut apart[i], self.matvecs(rotation, false)?);
-                keep(&mut in_turn[i], self.matvecs(rotation, true)?);
-            }
-            let time = self.seconds(|rec| backend.matmul(rec, &w, &x, n_tokens, &mut y))?;
-            keep(&mut matmul, time);
-        }
 
-        let mut found = vec![];
-        for (op, all) in [("matvec", &apart), ("matvec-in-turn", &in_turn)] {
-            for (rotation, series) in rotations.iter().zip(all) {
-                let percent = |rate: f64| copies.rate().map(|copy| 100.0 * rate / copy);
-                found.push(json!({
-                    "op": op,
-                    "type": ty.to_string(),
-                    "n_in": rotation.n_in,
-                    "n_out": rotation.n_out,
-                    "columns": 1,
-                    "matrices": rotation.weights.len(),
-                    "bytes": series.work,
-                    "seconds": series.seconds,
-                    "bytes_per_s": series.rate(),
-                    "copy_bytes_per_s": copies.rate(),
-                    "percent_of_copy": series.rate().and_then(percent),
-                }));
+        // Compiles, and finds the number of repetitions.
+        for case in &mut cases {
+            self.time(case, &mut operands)?;
+            let once = self.time(case, &mut operands)?;
+            if let Work::Many = case.work {
+                let times = (self.sizes.timed / once.max(1e-9)).ceil();
+                case.repeat = times.clamp(1.0, 256.0) as usize;
+                case.series.work *= case.repeat as f64;
             }
         }
-        let mut value = json!({
-            "op": "matmul",
-            "type": ty.to_string(),
-            "n_in": n_in,
-            "n_out": n_out,
-            "columns": n_tokens,
-            "flop": matmul.work,
-            "seconds": matmul.seconds,
-            "flop_per_s": matmul.rate(),
-        });
-        for (kind, ceiling) in ceilings {
-            let rates = matmul.rate().zip(ceiling.rate());
-            let percent = rates.map(|(rate, most)| 100.0 * rate / most);
-            value[format!("percent_of_{}", kind.name())] = json!(percent);
+        let start = Instant::now();
+        while start.elapsed() < self.warm_up {
+            self.copy()?;
+            for case in &cases {
+                self.time(case, &mut operands)?;
+            }
         }
-        found.push(value);
-        Ok(found)
+        for _ in 0..self.rounds {
+            copies.seconds.push(self.copy()?);
+            for case in &mut cases {
+                let seconds = self.time(case, &mut operands)?;
+                case.series.seconds.push(seconds);
+            }
+        }
+        let value = |case: &Case| self.value(ty, case, &operands, &copies, ceilings);
+        Ok(cases.iter().map(value).collect())
     }
 
-    /// Multiplies every matrix of the rotation once: each result in a place of its own, or all in
-    /// one, so that each product waits for the one before it, as in a model.
-    fn matvecs(&mut self, rotation: &mut Rotation, in_turn: bool) -> Result<f64> {
-        let backend = self.backend;
-        let Rotation {
-            weights,
-            results,
-            x,
-            ..
-        } = rotation;
-        self.seconds(|rec| {
+    /// What is compared: everything with the usual sizes, the largest shapes with the others.
+    fn cases(&self, operands: &Operands) -> Vec<Case> {
+        let (n_in, n_out, n_tokens) = self.sizes.matmul;
+        let flop = 2.0 * n_tokens as f64 * n_in as f64 * n_out as f64;
+        let n = operands.rotations.len();
+        let bytes = |i: usize| {
+            let r = &operands.rotations[i];
+            (r.bytes + 4 * r.weights.len() * (r.n_in + r.n_out)) as f64
+        };
+        let mut cases = vec![];
+        for (variant, of) in self.variants.iter().enumerate() {
+            let mut add = |work, amount| {
+                cases.push(Case {
+                    work,
+                    variant,
+                    repeat: 1,
+                    series: Series::new(amount),
+                });
+            };
+            if variant == 0 {
+                (0..n).for_each(|i| add(Work::Apart(i), bytes(i)));
+                (0..n).for_each(|i| add(Work::InTurn(i), bytes(i)));
+            } else if of.changes_vectors {
+                add(Work::Apart(n - 1), bytes(n - 1));
+            }
+            if variant == 0 || of.changes_tiles {
+                add(Work::Many, flop);
+            }
+        }
+        cases
+    }
+
+    /// Seconds of a case's work.
+    fn time(&mut self, case: &Case, operands: &mut Operands) -> Result<f64> {
+        let backend = &self.variants[case.variant].backend;
+        let rec = &mut self.recs[case.variant];
+        let n_tokens = self.sizes.matmul.2;
+        let Operands { rotations, w, x, y } = operands;
+        let time = backend.time(rec, |rec| {
+            let (i, in_turn) = match case.work {
+                Work::Many => {
+                    for _ in 0..case.repeat {
+                        backend.matmul(rec, w, x, n_tokens, y)?;
+                    }
+                    return Ok(());
+                }
+                Work::Apart(i) => (i, false),
+                Work::InTurn(i) => (i, true),
+            };
+            let Rotation {
+                weights,
+                results,
+                x,
+                ..
+            } = &mut rotations[i];
             for (i, w) in weights.iter().enumerate() {
                 let y = &mut results[if in_turn { 0 } else { i }];
                 backend.matmul(rec, w, x, 1, y)?;
             }
             Ok(())
-        })
+        });
+        Ok(time?.as_secs_f64())
+    }
+
+    fn value(
+        &self,
+        ty: QuantType,
+        case: &Case,
+        operands: &Operands,
+        copies: &Series,
+        ceilings: &Ceilings,
+    ) -> Value {
+        let series = &case.series;
+        let mut value = json!({ "type": ty.to_string(), "seconds": series.seconds });
+        if self.variants.len() > 1 {
+            let variant = &self.variants[case.variant];
+            value["variant"] = json!(match case.work {
+                Work::Many => variant.tiles(),
+                Work::Apart(_) | Work::InTurn(_) => variant.vectors(),
+            });
+        }
+        let (op, i) = match case.work {
+            Work::Apart(i) => ("matvec", i),
+            Work::InTurn(i) => ("matvec-in-turn", i),
+            Work::Many => {
+                let (n_in, n_out, n_tokens) = self.sizes.matmul;
+                value["op"] = json!("matmul");
+                value["n_in"] = json!(n_in);
+                value["n_out"] = json!(n_out);
+                value["columns"] = json!(n_tokens);
+                value["products"] = json!(case.repeat);
+                value["flop"] = json!(series.work);
+                value["flop_per_s"] = json!(series.rate());
+                for (kind, ceiling) in ceilings {
+                    let percent = percent(series, ceiling);
+                    value[format!("percent_of_{}", kind.name())] = json!(percent);
+                }
+                return value;
+            }
+        };
+        let rotation = &operands.rotations[i];
+        value["op"] = json!(op);
+        value["n_in"] = json!(rotation.n_in);
+        value["n_out"] = json!(rotation.n_out);
+        value["columns"] = json!(1);
+        value["matrices"] = json!(rotation.weights.len());
+        value["bytes"] = json!(series.work);
+        value["bytes_per_s"] = json!(series.rate());
+        value["copy_bytes_per_s"] = json!(copies.rate());
+        value["percent_of_copy"] = json!(percent(series, copies));
+        value
     }
 
     /// Matrices until there are enough bytes of them, or the device is full.
@@ -345,10 +487,17 @@ impl<'a> Bench<'a> {
     fn vectors(&mut self, len: usize) -> Result<WgpuBuffer> {
         let mut buffer = self.backend.alloc(len)?;
         let values: Vec<f32> = (0..len).map(|i| (i % 251) as f32 / 128.0 - 1.0).collect();
-        self.backend.write(&mut self.rec, &mut buffer, 0, &values)?;
-        self.backend.finish(&mut self.rec)?;
+        let rec = &mut self.recs[self.variants.len()];
+        self.backend.write(rec, &mut buffer, 0, &values)?;
+        self.backend.finish(rec)?;
         Ok(buffer)
     }
+}
+
+/// The rate of one in percent of the other's.
+fn percent(of: &Series, ceiling: &Series) -> Option<f64> {
+    let rates = of.rate().zip(ceiling.rate());
+    rates.map(|(rate, most)| 100.0 * rate / most)
 }
 
 /// A matrix of random blocks, the same rows over and over: speed does not depend on values.
@@ -380,11 +529,12 @@ fn matrix(ty: QuantType, n_in: usize, n_out: usize) -> Result<MatData> {
 /// Rows of the table as they come, or one object in the end.
 struct Report {
     json: bool,
+    variants: bool,
     results: Vec<Value>,
 }
 
 impl Report {
-    fn new(json: bool, ceilings: &Ceilings) -> Result<Self> {
+    fn new(json: bool, variants: bool, ceilings: &Ceilings) -> Result<Self> {
         if !json {
             for (kind, series) in ceilings {
                 let name = kind.name();
@@ -399,6 +549,7 @@ impl Report {
         }
         Ok(Self {
             json,
+            variants,
             results: vec![],
         })
     }
@@ -414,8 +565,12 @@ impl Report {
             };
             let percent = number(&format!("percent_of_{of}"));
             let percent = percent.map_or_else(|| "n/a".to_owned(), |p| format!("{p:.1} % of {of}"));
+            let variant = match self.variants {
+                true => format!("   {}", text("variant")),
+                false => String::new(),
+            };
             print_line(&format!(
-                "{:<8} {:<14} {:>6} {:>6} {:>8} {rate:>16}   {percent}",
+                "{:<8} {:<14} {:>6} {:>6} {:>8} {rate:>16}   {percent:<15}{variant}",
                 text("type"),
                 text("op"),
                 size("n_in"),

@@ -10,6 +10,8 @@
 //!
 //! Cost: stated where it is not the size of the operands.
 
+use thalweg_quant::QuantType;
+
 use crate::{ExpertView, MatData, Result, Routing};
 
 /// A compute device, or the CPU.
@@ -42,6 +44,12 @@ pub trait Backend: std::fmt::Debug + Send + Sync + 'static {
     /// Bytes that the backend takes beside buffers and matrices, for a memory plan.
     fn overhead_bytes(&self) -> u64 {
         0
+    }
+
+    /// The device's own memory, which holds buffers, matrices and copies of experts; `None` where
+    /// that is the host's.
+    fn device_memory(&self) -> Option<DeviceMemory> {
+        None
     }
 
     /// A fresh recorder.
@@ -354,6 +362,52 @@ pub trait Backend: std::fmt::Debug + Send + Sync + 'static {
         partial: &mut Self::Buffer,
     ) -> Result<()>;
 
+    /// Makes room for copies of experts on the device, one entry a layer, and forgets those there
+    /// were. From then on [`experts`](Self::experts) fills it as jobs [say](ExpertJob::retain). A
+    /// backend without memory of its own keeps none.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](crate::Error::OutOfMemory), or a format that the backend cannot run.
+    ///
+    /// # Cost
+    /// The device memory of all slots, taken at once.
+    fn keep_experts(&self, rec: &mut Self::Recorder, layers: &[ExpertRoom]) -> Result<()> {
+        let _ = (rec, layers);
+        Ok(())
+    }
+
+    /// Whether the device holds a copy of an expert, so that
+    /// [`held_experts`](Self::held_experts) can run it.
+    fn holds(&self, rec: &Self::Recorder, layer: usize, expert: u16) -> bool {
+        let _ = (rec, layer, expert);
+        false
+    }
+
+    /// As [`experts`](Self::experts), with a layer's experts of which the device
+    /// [holds](Self::holds) copies: the same rows to the bit.
+    ///
+    /// # Errors
+    /// As [`experts`](Self::experts); [`Error::Id`](crate::Error::Id) for an expert that is not
+    /// held.
+    fn held_experts(
+        &self,
+        rec: &mut Self::Recorder,
+        layer: usize,
+        jobs: &[HeldExpert<'_>],
+        x: &Self::Buffer,
+        partial: &mut Self::Buffer,
+    ) -> Result<()> {
+        let _ = (rec, layer, x, partial);
+        match jobs.iter().find(|j| !j.tokens.is_empty()) {
+            None => Ok(()),
+            Some(job) => Err(crate::Error::Id {
+                op: "held experts",
+                id: job.expert.into(),
+                limit: 0,
+            }),
+        }
+    }
+
     /// Sums a layer's parts in rank order, whatever order they were computed in:
     /// `out[t] = sum_r weights[t, r] partial[rows[t, r]] + sigmoid(shared_gate[t]) shared[t]`.
     ///
@@ -588,6 +642,78 @@ pub struct ExpertJob<'a> {
     pub tokens: &'a [u32],
     /// First row of `partial` that it fills.
     pub first_row: usize,
+    /// Whether a device keeps its copy of the matrices.
+    pub retain: Retain,
+}
+
+/// Whether a device keeps its copy of an expert, in the room that
+/// [`Backend::keep_experts`] made. Whoever names an expert vouches for its bytes: they are the same
+/// each time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[expect(clippy::exhaustive_enums, reason = "backends match on it")]
+pub enum Retain {
+    /// No: it is used once.
+    #[default]
+    No,
+    /// Where a slot of the layer is free.
+    IfFree {
+        /// Layer of the expert.
+        layer: usize,
+        /// Its id.
+        expert: u16,
+    },
+    /// In the place of the layer's least recently used one if need be.
+    Always {
+        /// Layer of the expert.
+        layer: usize,
+        /// Its id.
+        expert: u16,
+    },
+}
+
+/// An expert of which the device holds a copy, and the tokens that chose it.
+#[derive(Debug, Clone, Copy)]
+pub struct HeldExpert<'a> {
+    /// Its id.
+    pub expert: u16,
+    /// Rows of `x` that it runs on.
+    pub tokens: &'a [u32],
+    /// First row of `partial` that it fills.
+    pub first_row: usize,
+}
+
+/// Room for copies of a layer's experts on a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertRoom {
+    /// Experts of the layer.
+    pub n_expert: usize,
+    /// Copies that fit.
+    pub n_slots: usize,
+    /// Shapes of gate, up and down.
+    pub parts: [MatShape; 3],
+}
+
+/// A matrix without its weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MatShape {
+    /// Stored type.
+    pub ty: QuantType,
+    /// Weights per row.
+    pub n_in: usize,
+    /// Rows.
+    pub n_out: usize,
+}
+
+/// What a device's own memory is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// Most bytes for everything together; `None` where nobody said: then weights, state and
+    /// intermediates take what they need and copies of experts take `expert_bytes`.
+    pub budget_bytes: Option<u64>,
+    /// Most bytes for copies of experts where there is no budget.
+    pub expert_bytes: u64,
+    /// Bytes that the backend takes there beside buffers, matrices and copies of experts.
+    pub overhead_bytes: u64,
 }
 
 /// Shape of the weighted sum over experts.

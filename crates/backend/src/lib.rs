@@ -11,7 +11,8 @@ mod view;
 
 pub use contract::{
     AttentionCache, AttentionInput, AttentionShape, Backend, ConvShape, DeltaInput, DeltaShape,
-    ExpertJob, HeadLayout, IndexerInput, MoeShape, NormShape, Rope, StreamShape,
+    DeviceMemory, ExpertJob, ExpertRoom, HeadLayout, HeldExpert, IndexerInput, MatShape, MoeShape,
+    NormShape, Retain, Rope, StreamShape,
 };
 pub use cpu::{Activations, CpuBackend, CpuBuffer, CpuMatrix, CpuOptions};
 pub use error::{Error, Result};

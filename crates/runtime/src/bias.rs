@@ -8,7 +8,6 @@
 use thalweg_backend::Routing;
 use thalweg_cache::{Bias, Moce, RangeMean, ResidentView, Router, Weights};
 use thalweg_model::ModelSpec;
-use thalweg_store::ExpertStore;
 
 use crate::chunk::Phase;
 use crate::{Error, Result};
@@ -72,7 +71,7 @@ impl RoutingBias {
         routing: &mut Routing,
         layer: usize,
         range: &mut RangeMean,
-        store: &ExpertStore,
+        is_resident: impl Fn(u16) -> bool,
     ) -> Result<()> {
         let Moce {
             protect_top_j,
@@ -82,9 +81,8 @@ impl RoutingBias {
         for token in 0..routing.n_tokens() {
             let logits = routing.logits(token);
             let beta = self.moce.beta(range, logits);
-            let resident = |expert| store.is_resident(layer, expert);
             let router = &mut self.routers[layer];
-            let route = router.route(logits, beta, protect_top_j, weights, resident)?;
+            let route = router.route(logits, beta, protect_top_j, weights, &is_resident)?;
             self.choices += 1;
             self.picks += route.unbiased.len() as u64;
             self.swapped += route.unbiased.len() as u64 - u64::from(route.n_agree);

@@ -4,7 +4,10 @@
 //! claims: dense weights, sequence state, the reader's buffers, the smallest arena and the smallest
 //! chunk are needs; what is left goes to intermediates (a larger chunk) up to a half, to transit
 //! slots up to a sixteenth of the arena, then to the layers.
+//! A device with memory of its own has a budget of its own for weights, state and intermediates, and
+//! what is left there goes to copies of experts; the host's then has none of these.
 
+use thalweg_backend::DeviceMemory;
 use thalweg_store::{ExpertLayout, RowTable};
 
 use crate::{Error, Result};
@@ -46,10 +49,44 @@ pub struct MemoryPlan {
     pub chunk_tokens: usize,
     /// Tokens of the longest sequence.
     pub n_ctx: usize,
+    /// What is in a device's own memory; `None` where there is none, and the figures above are for
+    /// everything.
+    pub device: Option<DevicePlan>,
+}
+
+/// The split of a device's own memory. All figures in bytes unless named otherwise.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DevicePlan {
+    /// What was allowed; `None` where nobody said, and experts have the backend's own limit.
+    pub budget_bytes: Option<u64>,
+    /// Resident weights.
+    pub dense_bytes: u64,
+    /// State of one sequence and the staging of its next chunk.
+    pub state_bytes: u64,
+    /// Intermediates of a chunk.
+    pub workspace_bytes: u64,
+    /// What the backend takes beside all that: uploads and experts in passing.
+    pub overhead_bytes: u64,
+    /// Copies of experts that stay.
+    pub expert_bytes: u64,
+    /// Copies of each layer.
+    pub slots: Vec<usize>,
+}
+
+impl DevicePlan {
+    /// Everything that the plan takes; never above the budget.
+    pub fn total_bytes(&self) -> u64 {
+        self.dense_bytes
+            + self.state_bytes
+            + self.workspace_bytes
+            + self.overhead_bytes
+            + self.expert_bytes
+    }
 }
 
 impl MemoryPlan {
-    /// Everything that the plan takes; never above the budget.
+    /// Everything that the plan takes of the host's memory; never above the budget.
     pub fn total_bytes(&self) -> u64 {
         self.dense_bytes
             + self.state_bytes
@@ -75,6 +112,79 @@ pub(crate) struct Needs<'a> {
     /// Experts per token, by layer.
     pub(crate) k: &'a [usize],
     pub(crate) n_ctx: usize,
+    /// What is in a device's own memory, and not among the above.
+    pub(crate) device: Option<DeviceNeeds>,
+}
+
+/// What a model needs of a device's own memory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DeviceNeeds {
+    pub(crate) memory: DeviceMemory,
+    pub(crate) dense_bytes: u64,
+    pub(crate) state_bytes: u64,
+    pub(crate) workspace_bytes_per_token: u64,
+}
+
+impl DeviceNeeds {
+    /// The longest chunk for which there is room: the one asked for, or one that leaves half of the
+    /// room to experts.
+    fn chunk(&self, wished: Option<usize>, n_ctx: usize) -> Result<usize> {
+        let most = wished.unwrap_or(MAX_AUTO_CHUNK).min(n_ctx).max(1);
+        let Some(budget_bytes) = self.memory.budget_bytes else {
+            return Ok(most);
+        };
+        let other_bytes = self.memory.overhead_bytes;
+        let fixed = self.dense_bytes + self.state_bytes + other_bytes;
+        let workspace = |chunk: usize| self.workspace_bytes_per_token.saturating_mul(chunk as u64);
+        let mut chunk = most;
+        if wished.is_none() {
+            let free = budget_bytes.saturating_sub(fixed);
+            while chunk > 1 && workspace(chunk) > free / 2 {
+                chunk = chunk.div_ceil(2);
+            }
+        }
+        let needed_bytes = fixed + workspace(chunk);
+        if needed_bytes > budget_bytes {
+            return Err(Error::DeviceBudget {
+                budget_bytes,
+                needed_bytes,
+                dense_bytes: self.dense_bytes,
+                state_bytes: self.state_bytes,
+                n_ctx,
+                workspace_bytes: workspace(chunk),
+                chunk_tokens: chunk,
+                other_bytes,
+            });
+        }
+        Ok(chunk)
+    }
+
+    /// The split for a chunk that fits.
+    fn plan(&self, chunk_tokens: usize, layout: &ExpertLayout) -> DevicePlan {
+        let DeviceMemory {
+            budget_bytes,
+            expert_bytes,
+            overhead_bytes,
+        } = self.memory;
+        let workspace_bytes = self
+            .workspace_bytes_per_token
+            .saturating_mul(chunk_tokens as u64);
+        let taken = self.dense_bytes + self.state_bytes + overhead_bytes + workspace_bytes;
+        let for_experts = budget_bytes.map_or(expert_bytes, |all| all.saturating_sub(taken));
+        let slots = layout.slots_for_budget(for_experts);
+        DevicePlan {
+            budget_bytes,
+            dense_bytes: self.dense_bytes,
+            state_bytes: self.state_bytes,
+            workspace_bytes,
+            overhead_bytes,
+            expert_bytes: match slots.iter().all(|n| *n == 0) {
+                true => 0,
+                false => layout.bytes_for(&slots),
+            },
+            slots,
+        }
+    }
 }
 
 /// What the caller asked for.
@@ -90,7 +200,8 @@ pub(crate) struct Wishes {
 /// Splits the budget.
 ///
 /// # Errors
-/// [`Error::Budget`] with the figures when the needs, or what was asked for, do not fit;
+/// [`Error::Budget`] and [`Error::DeviceBudget`] with the figures when the needs, or what was asked
+/// for, do not fit;
 /// [`Error::Option`] for a chunk of 0, for fewer slots than experts per token, and for no transit
 /// slots where there are fewer slots than experts.
 pub(crate) fn plan(needs: &Needs<'_>, wishes: Wishes) -> Result<MemoryPlan> {
@@ -131,6 +242,10 @@ pub(crate) fn plan(needs: &Needs<'_>, wishes: Wishes) -> Result<MemoryPlan> {
     };
     let min_arena_bytes = needs.layout.bytes_for(&least) + transit_bytes(min_transit);
 
+    let device_chunk = match &needs.device {
+        Some(device) => device.chunk(wishes.chunk_tokens, n_ctx)?,
+        None => MAX_AUTO_CHUNK,
+    };
     let workspace = |chunk: usize| needs.workspace_bytes_per_token.saturating_mul(chunk as u64);
     let min_chunk = wishes.chunk_tokens.map_or(1, |c| c.min(n_ctx));
     let other_bytes = needs.overhead_bytes + needs.reader_bytes + row_buffers;
@@ -162,13 +277,14 @@ pub(crate) fn plan(needs: &Needs<'_>, wishes: Wishes) -> Result<MemoryPlan> {
     let chunk_tokens = match wishes.chunk_tokens {
         Some(_) => min_chunk,
         None => {
-            let mut chunk = MAX_AUTO_CHUNK.min(n_ctx).max(1);
+            let mut chunk = device_chunk.min(n_ctx).max(1);
             while chunk > 1 && workspace(chunk) > free / 2 {
                 chunk = chunk.div_ceil(2);
             }
             chunk
         }
     };
+    let device = needs.device.map(|d| d.plan(chunk_tokens, needs.layout));
     let free = free - (workspace(chunk_tokens) - workspace(min_chunk));
     let min_layers_bytes = min_arena_bytes - transit_bytes(min_transit);
     let slots_for = |transit: usize| match wishes.slots_per_layer {
@@ -216,6 +332,7 @@ pub(crate) fn plan(needs: &Needs<'_>, wishes: Wishes) -> Result<MemoryPlan> {
         transit_slots: transit,
         chunk_tokens,
         n_ctx,
+        device,
     })
 }
 

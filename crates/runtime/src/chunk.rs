@@ -98,7 +98,10 @@ impl<B: Backend> Engine<B> {
             }
             if let Some(bias) = self.bias.as_mut().filter(|b| b.applies(phase)) {
                 let range = &mut self.scratch.ranges[layer];
-                bias.reroute(&mut self.ws.routing, layer, range, &self.store)?;
+                let (store, rec) = (&self.store, &self.ws.rec);
+                let backend = &self.backend;
+                let is_resident = |e| store.is_resident(layer, e) || backend.holds(rec, layer, e);
+                bias.reroute(&mut self.ws.routing, layer, range, is_resident)?;
             }
             observer.on_routes(layer, before, &self.ws.routing);
             self.run_experts(layer, phase)?;

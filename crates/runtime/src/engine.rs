@@ -59,6 +59,8 @@ pub struct Engine<B: Backend = CpuBackend> {
     prewarm_time: Option<Duration>,
     /// Counts steps of the expert store, so that policies see time pass.
     pub(crate) clock: u64,
+    /// Experts that each layer needed and the device held.
+    pub(crate) device_hits: Vec<u64>,
     stats: Stats,
 }
 
@@ -137,6 +139,7 @@ impl<B: Backend> Engine<B> {
             outline.as_ref(),
             &layout,
             backend.overhead_bytes(),
+            backend.device_memory(),
             &options,
         )?;
         let bias = RoutingBias::new(options.moce, outline.spec())?;
@@ -186,7 +189,11 @@ impl<B: Backend> Engine<B> {
             None => None,
         };
         let shape = model.workspace_shape();
-        let ws = Workspace::new(&backend, shape, spec.n_vocab, plan.chunk_tokens)?;
+        let device_hits = vec![0; spec.n_layer];
+        let mut ws = Workspace::new(&backend, shape, spec.n_vocab, plan.chunk_tokens)?;
+        if let Some(device) = &plan.device {
+            backend.keep_experts(&mut ws.rec, &planning::expert_rooms(spec, device))?;
+        }
         let staging = model.staging(&backend)?;
         let watchdog = options
             .watchdog
@@ -221,6 +228,7 @@ impl<B: Backend> Engine<B> {
             notes,
             prewarm_time: None,
             clock: 0,
+            device_hits,
             stats: Stats::default(),
         };
         engine.note_what_is_inert(&options);
@@ -410,6 +418,7 @@ impl<B: Backend> Engine<B> {
         let store = self.store.stats();
         let io = self.store.io_stats();
         Stats {
+            device_hits: self.device_hits.iter().sum(),
             hits: store.hits,
             guessed_hits: store.guessed_hits,
             late_guesses: store.late_guesses,
@@ -441,16 +450,21 @@ impl<B: Backend> Engine<B> {
         self.prewarm_time
     }
 
-    /// Counters of each layer since the engine was opened.
+    /// Counters of each layer since the engine was opened; what a device held counts as hit.
     pub fn layer_stats(&self) -> Vec<LayerStats> {
-        let n_layer = self.model.spec().n_layer;
-        let layers = (0..n_layer).map(|l| self.store.layer_stats(l));
-        layers.map(Option::unwrap_or_default).collect()
+        let layers = self.device_hits.iter().enumerate();
+        let layers = layers.map(|(l, on_device)| {
+            let mut stats = self.store.layer_stats(l).unwrap_or_default();
+            stats.hits += on_device;
+            stats
+        });
+        layers.collect()
     }
 
-    /// Whether an expert is in the arena now.
+    /// Whether an expert is in the arena now, or on the device.
     pub fn is_resident(&self, layer: usize, expert: u16) -> bool {
-        self.store.is_resident(layer, expert)
+        let on_device = self.backend.holds(&self.ws.rec, layer, expert);
+        on_device || self.store.is_resident(layer, expert)
     }
 
     /// Whether routing depends on what is resident, hence results on history. Prompts keep the

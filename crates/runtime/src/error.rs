@@ -37,6 +37,31 @@ pub enum Error {
         /// Slots in each layer of the smallest arena.
         min_slots: usize,
     },
+    /// The model does not fit what a device may take of its own memory.
+    #[error(
+        "{needed_bytes} bytes of device memory are needed, {budget_bytes} are allowed: {dense_bytes} \
+         for dense weights, {state_bytes} for a sequence of {n_ctx} tokens, {workspace_bytes} for a \
+         chunk of {chunk_tokens}, {other_bytes} for uploads and experts in passing; copies of \
+         experts come on top"
+    )]
+    DeviceBudget {
+        /// Bytes that are allowed.
+        budget_bytes: u64,
+        /// Bytes of everything below.
+        needed_bytes: u64,
+        /// Dense weights.
+        dense_bytes: u64,
+        /// State of a sequence.
+        state_bytes: u64,
+        /// Tokens of the sequence.
+        n_ctx: usize,
+        /// Intermediates of a chunk.
+        workspace_bytes: u64,
+        /// The chunk.
+        chunk_tokens: usize,
+        /// What the backend takes for itself.
+        other_bytes: u64,
+    },
     /// A size in text could not be read.
     #[error(
         "cannot read {text:?} as a size in bytes (examples: 25165824, 24MiB, 3.4GB, 8GiB; units go up to EB and EiB, values to 64 bits)"

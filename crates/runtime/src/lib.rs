@@ -26,7 +26,7 @@ mod stats;
 mod trace_record;
 mod watchdog;
 
-pub use budget::{MemoryPlan, parse_bytes};
+pub use budget::{DevicePlan, MemoryPlan, parse_bytes};
 pub use engine::Engine;
 pub use error::{Error, Result};
 pub use fingerprint::{FingerprintDepth, fingerprint};

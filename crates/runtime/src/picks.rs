@@ -14,6 +14,9 @@ pub(crate) struct Picks {
     /// Experts that are needed, most recently first: by the last token that chose them, then by
     /// rank. For one token this is descending weight.
     pub(crate) needed: Vec<u16>,
+    /// Those of which the device has copies, once [`set_held`](Self::set_held) has taken them out
+    /// of the needed ones.
+    pub(crate) held: Vec<u16>,
     /// Row of each (token, rank), `[n_tokens, k]`.
     pub(crate) rows: Vec<u32>,
     /// By expert: its first row, and the end of the last expert's.
@@ -29,11 +32,13 @@ impl Picks {
     pub(crate) fn sort(&mut self, routing: &Routing) {
         let Self {
             needed,
+            held,
             rows,
             starts,
             tokens,
             next,
         } = self;
+        held.clear();
         let (n_tokens, n_expert, k) = (routing.n_tokens(), routing.n_expert(), routing.k());
         next.clear();
         next.resize(n_expert, 0);
@@ -64,6 +69,12 @@ impl Picks {
                 *next += 1;
             }
         }
+    }
+
+    /// Takes the experts that `holds` out of the needed ones; both keep their order.
+    pub(crate) fn set_held(&mut self, holds: impl Fn(u16) -> bool) {
+        self.held.clear();
+        self.held.extend(self.needed.extract_if(.., |e| holds(*e)));
     }
 
     /// First row and tokens of an expert.

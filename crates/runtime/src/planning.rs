@@ -4,12 +4,13 @@
 
 use std::num::NonZeroUsize;
 
+use thalweg_backend::{DeviceMemory, ExpertRoom, MatShape};
 use thalweg_gguf::Gguf;
 use thalweg_model::{ModelSpec, Outline};
 use thalweg_store::io::{PoolBackend, ReaderKind};
 use thalweg_store::{ExpertLayout, ExpertPartLayout, FileSet};
 
-use crate::budget::{self, MemoryPlan, Needs, Wishes};
+use crate::budget::{self, DeviceNeeds, DevicePlan, MemoryPlan, Needs, Wishes};
 use crate::{EngineOptions, Error, Result, available_memory_bytes};
 
 /// Budget where the system does not say how much memory is available.
@@ -33,15 +34,16 @@ pub fn plan_model(
     let paths: Vec<_> = (0..file.n_shards()).filter_map(|s| file.path(s)).collect();
     let files = FileSet::open(&paths)?;
     let (_, layout) = expert_source(file, &files, outline.spec(), options)?;
-    let plan = plan(outline.as_ref(), &layout, overhead_bytes, options)?;
+    let plan = plan(outline.as_ref(), &layout, overhead_bytes, None, options)?;
     Ok((plan, outline.spec().clone()))
 }
 
-/// Splits the budget.
+/// Splits the budget, and that of a device with memory of its own.
 pub(crate) fn plan<M: Outline + ?Sized>(
     model: &M,
     layout: &ExpertLayout,
     overhead_bytes: u64,
+    device: Option<DeviceMemory>,
     options: &EngineOptions,
 ) -> Result<MemoryPlan> {
     let spec = model.spec();
@@ -55,11 +57,19 @@ pub(crate) fn plan<M: Outline + ?Sized>(
         });
     }
     let k: Vec<usize> = spec.experts.iter().map(|e| e.k).collect();
-    // Logits of the session, of the step and of the head, and a sampler's candidates; and the
-    // ranking of a router's guess.
+    // Logits of the session and of the step, and a sampler's candidates; and the ranking of a
+    // router's guess. Those of the head are where the model is.
     let widest_router = spec.experts.iter().map(|e| e.n_expert).max().unwrap_or(0);
-    let rows = 6 * spec.n_vocab + widest_router;
-    let state = model.state_len(n_ctx) + model.staging_len() + rows;
+    let rows = 5 * spec.n_vocab + widest_router;
+    let state = model.state_len(n_ctx) + model.staging_len() + spec.n_vocab;
+    let intermediates = model.workspace_shape().len_per_token();
+    let device = device.map(|memory| DeviceNeeds {
+        memory,
+        dense_bytes: spec.dense_bytes,
+        state_bytes: state as u64 * F32,
+        workspace_bytes_per_token: intermediates as u64 * F32,
+    });
+    let on_host = |n: u64| if device.is_some() { 0 } else { n };
     let rows_per_token = spec
         .rows
         .as_ref()
@@ -75,20 +85,19 @@ pub(crate) fn plan<M: Outline + ?Sized>(
     });
     let reader_bytes = reader_bytes(options.reader, reads_under_way(options, budget_bytes)?);
     let needs = Needs {
-        dense_bytes: spec.dense_bytes,
+        dense_bytes: on_host(spec.dense_bytes),
         overhead_bytes,
         reader_bytes,
-        state_bytes: state as u64 * F32 + n_ctx as u64 * F32,
+        state_bytes: on_host(state as u64 * F32) + (rows + n_ctx) as u64 * F32,
         // With the host's copy of what the next router guesses.
-        workspace_bytes_per_token: (model.workspace_shape().len_per_token()
-            + widest_router
-            + audit_len) as u64
-            * F32
+        workspace_bytes_per_token: on_host(intermediates as u64 * F32)
+            + (widest_router + audit_len) as u64 * F32
             + rows_per_token as u64,
         row_table_bytes: spec.rows.as_ref().map(|r| r.n_rows * r.row_bytes as u64),
         layout,
         k: &k,
         n_ctx,
+        device,
     };
     let wishes = Wishes {
         budget_bytes,
@@ -98,6 +107,22 @@ pub(crate) fn plan<M: Outline + ?Sized>(
         transit_slots: options.transit_slots,
     };
     budget::plan(&needs, wishes)
+}
+
+/// The room that a plan gives to copies of experts on a device.
+pub(crate) fn expert_rooms(spec: &ModelSpec, plan: &DevicePlan) -> Vec<ExpertRoom> {
+    let rooms = spec.experts.iter().zip(&plan.slots);
+    rooms
+        .map(|(experts, n_slots)| ExpertRoom {
+            n_expert: experts.n_expert,
+            n_slots: *n_slots,
+            parts: experts.parts.each_ref().map(|p| MatShape {
+                ty: p.ty,
+                n_in: p.n_in,
+                n_out: p.n_out,
+            }),
+        })
+        .collect()
 }
 
 /// Reads under way at the same time: as asked for, or as many as are of use and whose buffers stay

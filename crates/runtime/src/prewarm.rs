@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use thalweg_backend::{Backend, ExpertJob};
+use thalweg_backend::{Backend, ExpertJob, Retain};
 
 use crate::{Engine, Result};
 
@@ -59,6 +59,7 @@ impl<B: Backend> Engine<B> {
                     expert: experts.view(parts)?,
                     tokens: &tokens,
                     first_row: rank * n_tokens,
+                    retain: Retain::No,
                 })
             };
             let jobs = (0..experts.k).map(job).collect::<Result<Vec<_>>>()?;

@@ -1,8 +1,9 @@
 //! The routed experts of one layer: brought, run, while the shared expert and what is resident
 //! fill the time of the reads.
 //!
-//! Owns the order in which a layer's experts are run; not what they compute. Results do not depend
-//! on the order, because each choice of an expert has its own row of partial results and these are
+//! Owns the order in which a layer's experts are run; not what they compute. Three tiers have them:
+//! a device's own memory, where what is there runs at once and asks nothing of the others; the arena
+//! of the host; and the drive. Results do not depend on the order, because each choice of an expert has its own row of partial results and these are
 //! summed in rank order.
 //!
 //! Experts that fit the layer's slots are leased together. A chunk that needs more streams the
@@ -11,7 +12,7 @@
 
 use std::ops::Range;
 
-use thalweg_backend::{Backend, ExpertJob};
+use thalweg_backend::{Backend, ExpertJob, HeldExpert, Retain};
 use thalweg_model::{Architecture, ExpertSpec, Workspace};
 use thalweg_store::{ExpertAccess, Lease};
 
@@ -26,6 +27,7 @@ impl<B: Backend> Engine<B> {
     pub(crate) fn run_experts(&mut self, layer: usize, phase: Phase) -> Result<()> {
         self.scratch.picks.sort(&self.ws.routing);
         self.scratch.hints.set(&self.ws.routing, self.policy);
+        self.run_held(layer)?;
         let n_needed = self.scratch.picks.needed.len();
         let n_slots = self.store.max_batch(layer);
         if n_needed <= n_slots {
@@ -38,6 +40,35 @@ impl<B: Backend> Engine<B> {
             }
         }
         self.clock += 1;
+        Ok(())
+    }
+
+    /// Runs the experts of which the device has copies and takes them off the list of those that
+    /// are needed.
+    fn run_held(&mut self, layer: usize) -> Result<()> {
+        let Self {
+            backend,
+            ws,
+            scratch,
+            device_hits,
+            ..
+        } = self;
+        let picks = &mut scratch.picks;
+        picks.set_held(|e| backend.holds(&ws.rec, layer, e));
+        if picks.held.is_empty() {
+            return Ok(());
+        }
+        let jobs = picks.held.iter().map(|&expert| {
+            let (first_row, tokens) = picks.of(expert);
+            HeldExpert {
+                expert,
+                tokens,
+                first_row,
+            }
+        });
+        let jobs: Vec<HeldExpert<'_>> = jobs.collect();
+        backend.held_experts(&mut ws.rec, layer, &jobs, &ws.input, &mut ws.partial)?;
+        device_hits[layer] += jobs.len() as u64;
         Ok(())
     }
 
@@ -112,7 +143,9 @@ impl<B: Backend> Engine<B> {
             let here: Vec<usize> = left.extract_if(.., |i| lease.is_here(*i)).collect();
             let jobs = here.iter().map(|i| {
                 let parts = [lease.part(*i, 0), lease.part(*i, 1), lease.part(*i, 2)];
-                job(experts, picks, needed[*i], parts)
+                let (layer, expert) = (layer, needed[*i]);
+                let retain = Retain::Always { layer, expert };
+                job(experts, picks, expert, parts, retain)
             });
             let jobs = jobs.collect::<Result<Vec<_>>>()?;
             backend.experts(&mut ws.rec, &jobs, &ws.input, &mut ws.partial)?;
@@ -153,14 +186,17 @@ impl<B: Backend> Engine<B> {
             let (n_expert, k) = (experts.n_expert, experts.k);
             ahead.logits.resize(ws.n_tokens() * n_expert, 0.0);
             model.predict(backend, ws, next, &mut ahead.logits)?;
-            likely = ahead.streamed(n_expert, k, n_kept_next, |e| stream.is_resident(next, e));
+            let is_here = |e| stream.is_resident(next, e) || backend.holds(&ws.rec, next, e);
+            likely = ahead.streamed(n_expert, k, n_kept_next, is_here);
         }
         model.shared(backend, ws, layer)?;
         while stream.next_batch()? {
             stream.read_ahead(next, likely);
             let jobs = (0..stream.n()).filter_map(|i| {
                 let parts = [stream.part(i, 0), stream.part(i, 1), stream.part(i, 2)];
-                Some(job(experts, picks, stream.expert(i)?, parts))
+                let (layer, expert) = (layer, stream.expert(i)?);
+                let retain = Retain::IfFree { layer, expert };
+                Some(job(experts, picks, expert, parts, retain))
             });
             let jobs = jobs.collect::<Result<Vec<_>>>()?;
             backend.experts(&mut ws.rec, &jobs, &ws.input, &mut ws.partial)?;
@@ -186,7 +222,8 @@ fn read_ahead<B: Backend>(
         };
         ahead.logits.resize(experts.n_expert, 0.0);
         model.predict(backend, ws, next, &mut ahead.logits)?;
-        let best = ahead.best(n, |e| lease.is_resident(next, e));
+        let is_here = |e| lease.is_resident(next, e) || backend.holds(&ws.rec, next, e);
+        let best = ahead.best(n, is_here);
         if audits.guesses {
             let is_resident = |e| lease.is_resident(next, e);
             let account = &mut audits.account;
@@ -203,11 +240,13 @@ fn job<'a>(
     picks: &'a Picks,
     expert: u16,
     parts: [&'a [u8]; 3],
+    retain: Retain,
 ) -> Result<ExpertJob<'a>> {
     let (first_row, tokens) = picks.of(expert);
     Ok(ExpertJob {
         expert: experts.view(parts)?,
         tokens,
         first_row,
+        retain,
     })
 }

@@ -14,6 +14,8 @@ pub struct Stats {
     pub decode_tokens: u64,
     /// Time in decode.
     pub decode_time: Duration,
+    /// Experts that a layer needed and of which the device had copies.
+    pub device_hits: u64,
     /// Experts that a layer needed and found in the arena.
     pub hits: u64,
     /// Experts that a layer needed, were not resident, and had been guessed.
@@ -66,6 +68,7 @@ impl Stats {
             prefill_time: self.prefill_time - earlier.prefill_time,
             decode_tokens: self.decode_tokens - earlier.decode_tokens,
             decode_time: self.decode_time - earlier.decode_time,
+            device_hits: self.device_hits - earlier.device_hits,
             hits: self.hits - earlier.hits,
             guessed_hits: self.guessed_hits - earlier.guessed_hits,
             late_guesses: self.late_guesses - earlier.late_guesses,
@@ -92,17 +95,18 @@ impl Stats {
 
     /// Experts that layers needed, however they came.
     pub fn needed(&self) -> u64 {
-        self.hits + self.guessed_hits + self.misses
+        self.device_hits + self.hits + self.guessed_hits + self.misses
     }
 
     /// Share of needed experts that were resident; `None` before any was needed.
     pub fn hit_rate(&self) -> Option<f64> {
-        share(self.hits, self.needed())
+        share(self.device_hits + self.hits, self.needed())
     }
 
     /// Share of needed experts that were resident or guessed; `None` before any was needed.
     pub fn combined_hit_rate(&self) -> Option<f64> {
-        share(self.hits + self.guessed_hits, self.needed())
+        let resident = self.device_hits + self.hits;
+        share(resident + self.guessed_hits, self.needed())
     }
 
     /// Share of guesses that were asked for; `None` without guesses.

@@ -18,7 +18,7 @@ const ARROWS: &[(&str, u8, &[&str])] = &[
     ("text", 0, &[]),
     ("backend", 1, &["quant"]),
     ("store", 1, &["cache"]),
-    ("wgpu", 2, &["quant", "backend"]),
+    ("wgpu", 2, &["quant", "cache", "backend"]),
     ("model", 2, &["gguf", "quant", "backend"]),
     (
         "runtime",

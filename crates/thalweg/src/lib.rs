@@ -13,9 +13,9 @@ pub use thalweg_cache::{Bias, Moce, PolicyKind};
 pub use thalweg_gguf::Gguf;
 pub use thalweg_runtime::sample::SamplerOptions;
 pub use thalweg_runtime::{
-    Engine, EngineOptions, LayerStats, MemoryPlan, Note, Observer, Profile, ReadAhead, ReaderKind,
-    Routing, Session, Silent, Stats, WarmFill, WatchdogOptions, pack_sidecar, parse_bytes,
-    plan_model, verify_sidecar,
+    DevicePlan, Engine, EngineOptions, LayerStats, MemoryPlan, Note, Observer, Profile, ReadAhead,
+    ReaderKind, Routing, Session, Silent, Stats, WarmFill, WatchdogOptions, pack_sidecar,
+    parse_bytes, plan_model, verify_sidecar,
 };
 pub use thalweg_text::{Message, RenderOptions, SpecialTokens, Tokenizer};
 

@@ -12,15 +12,18 @@ use std::sync::Arc;
 use bytemuck::{cast_slice, cast_slice_mut};
 use thalweg_backend::{
     AttentionCache, AttentionInput, AttentionShape, Backend, ConvShape, DeltaInput, DeltaShape,
-    Error, ExpertJob, HeadLayout, MatData, MoeShape, NormShape, Result, Rope, Routing, StreamShape,
+    DeviceMemory, Error, ExpertJob, ExpertRoom, HeadLayout, HeldExpert, MatData, MoeShape,
+    NormShape, Result, Rope, Routing, StreamShape,
 };
 use thalweg_quant::QuantType;
 
+use crate::arena::Arena;
 use crate::check::enough;
 use crate::device::{AdapterSummary, Device, WgpuOptions};
 use crate::ops::{attention, elementwise, experts, matmul, norm, sequence};
 use crate::pipeline::Pipelines;
-use crate::recorder::WgpuRecorder;
+use crate::recorder::{self, WgpuRecorder};
+use crate::staging;
 use crate::{FORMATS, Features, NAME, Tuning};
 
 /// Bytes of a matrix that are on their way to the device at once.
@@ -32,7 +35,8 @@ pub struct WgpuBackend {
     device: Arc<Device>,
     pipelines: Arc<Pipelines>,
     tuning: Tuning,
-    expert_bytes: u64,
+    memory_bytes: Option<u64>,
+    passing_bytes: u64,
     iq3_s: Arc<[u32]>,
 }
 
@@ -89,12 +93,13 @@ impl WgpuBackend {
     /// [`Limit`](crate::Error::Limit) or [`Open`](crate::Error::Open) if it cannot be used.
     pub fn new(options: &WgpuOptions) -> crate::Result<Self> {
         let device = Device::open(options)?;
-        let expert_bytes = options.expert_bytes.min(device.limits.binding_bytes);
+        let passing_bytes = options.passing_bytes.min(device.limits.binding_bytes);
         Ok(Self {
             device: Arc::new(device),
             pipelines: Arc::new(Pipelines::new(options.tuning)),
             tuning: options.tuning,
-            expert_bytes,
+            memory_bytes: options.memory_bytes,
+            passing_bytes,
             iq3_s: codebook_iq3_s(),
         })
     }
@@ -143,8 +148,8 @@ impl WgpuBackend {
         &self.device
     }
 
-    pub(crate) fn expert_bytes(&self) -> u64 {
-        self.expert_bytes
+    pub(crate) fn passing_bytes(&self) -> u64 {
+        self.passing_bytes
     }
 
     pub(crate) fn iq3_s(&self) -> &[u32] {
@@ -189,6 +194,19 @@ impl Backend for WgpuBackend {
 
     fn name(&self) -> &'static str {
         NAME
+    }
+
+    fn overhead_bytes(&self) -> u64 {
+        // On the host: what is on its way to the device.
+        staging::BYTES as u64 + recorder::UPLOAD_BYTES
+    }
+
+    fn device_memory(&self) -> Option<DeviceMemory> {
+        Some(DeviceMemory {
+            budget_bytes: self.memory_bytes,
+            expert_bytes: WgpuOptions::DEFAULT_EXPERT_BYTES,
+            overhead_bytes: self.passing_bytes + recorder::UPLOAD_BYTES,
+        })
     }
 
     fn recorder(&self) -> WgpuRecorder {
@@ -450,6 +468,31 @@ impl Backend for WgpuBackend {
         partial: &mut WgpuBuffer,
     ) -> Result<()> {
         experts::experts(self, rec, jobs, x, partial)
+    }
+
+    fn keep_experts(&self, rec: &mut WgpuRecorder, layers: &[ExpertRoom]) -> Result<()> {
+        for matrix in layers.iter().flat_map(|room| room.parts) {
+            self.supports(matrix.ty)?;
+        }
+        // The old copies go before there is room for others.
+        *rec.arena() = Arena::default();
+        *rec.arena() = Arena::new(&self.device, layers)?;
+        Ok(())
+    }
+
+    fn holds(&self, rec: &WgpuRecorder, layer: usize, expert: u16) -> bool {
+        rec.holds(layer, expert)
+    }
+
+    fn held_experts(
+        &self,
+        rec: &mut WgpuRecorder,
+        layer: usize,
+        jobs: &[HeldExpert<'_>],
+        x: &WgpuBuffer,
+        partial: &mut WgpuBuffer,
+    ) -> Result<()> {
+        experts::held(self, rec, layer, jobs, x, partial)
     }
 
     fn combine(

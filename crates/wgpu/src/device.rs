@@ -21,12 +21,21 @@ pub struct WgpuOptions {
     /// Most bytes of a storage binding, for tests of small devices; the adapter's own limit holds
     /// too.
     pub max_binding_bytes: u64,
-    /// Most bytes of device memory for experts. At least one of a layer's experts must fit.
-    pub expert_bytes: u64,
+    /// Most bytes of device memory for everything together; `None` limits the copies of experts
+    /// alone, to [`DEFAULT_EXPERT_BYTES`](Self::DEFAULT_EXPERT_BYTES).
+    pub memory_bytes: Option<u64>,
+    /// Most bytes for experts that are uploaded to be used once. At least one must fit.
+    pub passing_bytes: u64,
     /// What may be used of what the adapter has; results do not depend on clocks.
     pub features: Features,
     /// Sizes of the kernels of products.
     pub tuning: Tuning,
+}
+
+impl WgpuOptions {
+    /// Bytes for copies of experts where no limit of memory was given: drivers do not say how much
+    /// there is.
+    pub const DEFAULT_EXPERT_BYTES: u64 = 1 << 30;
 }
 
 impl Default for WgpuOptions {
@@ -34,7 +43,8 @@ impl Default for WgpuOptions {
         Self {
             adapter: None,
             max_binding_bytes: u64::MAX,
-            expert_bytes: 1 << 30,
+            memory_bytes: None,
+            passing_bytes: 64 << 20,
             features: Features::all(),
             tuning: Tuning::default(),
         }
@@ -312,6 +322,24 @@ impl Device {
         bytes: u64,
         usage: wgpu::BufferUsages,
     ) -> thalweg_backend::Result<wgpu::Buffer> {
+        self.create(bytes, usage, false)
+    }
+
+    /// As [`buffer`](Self::buffer), mapped so that the host may write it.
+    pub(crate) fn mapped_buffer(
+        &self,
+        bytes: u64,
+        usage: wgpu::BufferUsages,
+    ) -> thalweg_backend::Result<wgpu::Buffer> {
+        self.create(bytes, usage, true)
+    }
+
+    fn create(
+        &self,
+        bytes: u64,
+        usage: wgpu::BufferUsages,
+        mapped_at_creation: bool,
+    ) -> thalweg_backend::Result<wgpu::Buffer> {
         self.check()?;
         let out_of_memory = thalweg_backend::Error::OutOfMemory {
             bytes: usize::try_from(bytes).unwrap_or(usize::MAX),
@@ -324,7 +352,7 @@ impl Device {
             label: None,
             size: bytes.next_multiple_of(4).max(4),
             usage,
-            mapped_at_creation: false,
+            mapped_at_creation,
         });
         match pollster::block_on(scope.pop()) {
             None => Ok(buffer),

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+mod arena;
 mod backend;
 mod check;
 mod device;
@@ -10,6 +11,7 @@ mod measure;
 mod ops;
 mod pipeline;
 mod recorder;
+mod staging;
 mod template;
 mod tuning;
 

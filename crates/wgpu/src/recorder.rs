@@ -2,8 +2,8 @@
 //! values that they read.
 //!
 //! Owns the order of commands and of uploads; not what a kernel computes. Memory: [`UPLOAD_BYTES`]
-//! on the host and on the device, space to read results back, and scratch buffers as large as the
-//! largest operation needed.
+//! on the host and on the device, space to read results back, scratch buffers as large as the
+//! largest operation needed, experts in passing, the staging, and the arena of experts that stay.
 //! Invariants: (1) an upload is on the device before the command that reads it and stays until that
 //! has run: the upload buffer is written once a submission, and the queue runs writes and
 //! submissions in order; (2) nothing stays behind: a recorder that is dropped submits what it has.
@@ -14,11 +14,13 @@ use std::sync::mpsc;
 use thalweg_backend::Result;
 
 use crate::Error;
+use crate::arena::Arena;
 use crate::device::Device;
 use crate::pipeline::{Key, LANES, Pipelines};
+use crate::staging::{CHUNK_BYTES, Staging};
 
 /// Host values of the commands of one submission.
-const UPLOAD_BYTES: u64 = 1 << 20;
+pub(crate) const UPLOAD_BYTES: u64 = 1 << 20;
 /// Larger values are written on their own.
 const LARGE_BYTES: u64 = UPLOAD_BYTES / 4;
 /// Dispatches after which commands are submitted, so that the device does not wait for the host.
@@ -38,7 +40,10 @@ pub struct WgpuRecorder {
     values: Vec<u8>,
     download: Option<wgpu::Buffer>,
     scratch: [Option<wgpu::Buffer>; 3],
-    experts: Option<wgpu::Buffer>,
+    staging: Staging,
+    /// Experts that are used once.
+    passing: Option<wgpu::Buffer>,
+    arena: Arena,
 }
 
 /// An operand of a kernel.
@@ -63,7 +68,9 @@ impl WgpuRecorder {
             values: vec![],
             download: None,
             scratch: [const { None }; 3],
-            experts: None,
+            staging: Staging::default(),
+            passing: None,
+            arena: Arena::default(),
         }
     }
 
@@ -259,25 +266,48 @@ impl WgpuRecorder {
         }
     }
 
-    /// The buffer of routed experts, of at least `bytes`, free to be written with
-    /// [`upload`](Self::upload): what was recorded with its last contents is on its way.
-    pub(crate) fn expert_buffer(&mut self, bytes: u64) -> Result<wgpu::Buffer> {
+    /// The buffer of experts that are used once, of at least `bytes`.
+    pub(crate) fn passing_buffer(&mut self, bytes: u64) -> Result<wgpu::Buffer> {
         use wgpu::BufferUsages as Use;
-        self.submit();
-        match &self.experts {
+        match &self.passing {
             Some(buffer) if buffer.size() >= bytes => Ok(buffer.clone()),
             _ => {
+                // The old one goes before there is another.
+                self.passing = None;
                 let buffer = self.device.buffer(bytes, Use::STORAGE | Use::COPY_DST)?;
-                Ok(self.experts.insert(buffer).clone())
+                Ok(self.passing.insert(buffer).clone())
             }
         }
     }
 
-    /// Writes bytes that commands recorded from now on read. Commands that read what was there
-    /// before must have been submitted.
-    pub(crate) fn upload(&self, buffer: &wgpu::Buffer, at: u64, bytes: &[u8]) -> Result<()> {
+    /// The copies of experts that stay.
+    pub(crate) fn arena(&mut self) -> &mut Arena {
+        &mut self.arena
+    }
+
+    /// Whether there is a copy of an expert.
+    pub(crate) fn holds(&self, layer: usize, expert: u16) -> bool {
+        self.arena.holds(layer, expert)
+    }
+
+    /// Records the way of bytes to a buffer, whose contents commands recorded before still see. A
+    /// length that is no multiple of four is filled up with zeros.
+    pub(crate) fn upload(&mut self, buffer: &wgpu::Buffer, at: u64, bytes: &[u8]) -> Result<()> {
         self.device.check()?;
-        self.device.write(buffer, at, bytes);
+        let pieces = bytes.chunks(CHUNK_BYTES).enumerate();
+        for (i, piece) in pieces {
+            let (staged, from) = loop {
+                if let Some(place) = self.staging.put(&self.device, piece)? {
+                    break place;
+                }
+                self.submit();
+                self.device.wait()?;
+            };
+            let to = at + (i * CHUNK_BYTES) as u64;
+            let len = (piece.len() as u64).next_multiple_of(4);
+            self.encoder()
+                .copy_buffer_to_buffer(&staged, from, buffer, to, len);
+        }
         Ok(())
     }
 
@@ -289,8 +319,10 @@ impl WgpuRecorder {
             self.device.queue.write_buffer(upload, 0, &self.values);
         }
         self.values.clear();
+        self.staging.close();
         let commands = self.encoder.take().map(wgpu::CommandEncoder::finish);
         self.device.queue.submit(commands);
+        self.staging.recall();
     }
 
     /// Bytes that a value takes of the upload buffer.

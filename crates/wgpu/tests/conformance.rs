@@ -33,6 +33,7 @@ cases! {
     combine_follows_ranks_in_any_row_order,
     convolution_is_the_same_whatever_the_chunks,
     convolution_reaches_back_by_dilation,
+    copies_of_experts_are_experts_bit_for_bit,
     delta_rule_follows_the_recurrence,
     delta_rule_is_the_same_whatever_the_chunks,
     delta_rule_survives_extreme_decay,

@@ -4,7 +4,7 @@
 mod common;
 
 use thalweg_backend::{
-    Backend, CpuBackend, CpuOptions, ExpertJob, ExpertView, MatData, conformance,
+    Backend, CpuBackend, CpuOptions, ExpertJob, ExpertView, MatData, Retain, conformance,
 };
 use thalweg_quant::QuantType;
 use thalweg_wgpu::{Error, FORMATS, Tuning, WgpuBackend, WgpuOptions};
@@ -171,6 +171,7 @@ fn run_experts<B: Backend>(
                 expert: ExpertView { gate, up, down },
                 tokens: &tokens,
                 first_row: e * n,
+                retain: Retain::No,
             });
         }
         let mut input = b.alloc(x.len()).unwrap();

@@ -316,7 +316,7 @@ fn own_model() -> Result<PathBuf> {
     found.with_context(|| format!("no {RELATIVE} here or above; name a model with --model FILE"))
 }
 
-fn size(text: &str) -> Result<u64, String> {
+pub(crate) fn size(text: &str) -> Result<u64, String> {
     thalweg::parse_bytes(text).map_err(|e| e.to_string())
 }
 

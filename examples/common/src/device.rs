@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use thalweg::{Activations, CpuBackend};
 use thalweg_wgpu::{WgpuBackend, WgpuOptions, adapters};
 
+use crate::args::size;
 use crate::{ModelArgs, note};
 
 /// Flags that choose a device.
@@ -20,6 +21,12 @@ pub struct DeviceArgs {
     /// The GPU: its index or a part of its name, as `inspect --gpu` lists them
     #[arg(long, value_name = "ADAPTER")]
     pub adapter: Option<String>,
+
+    /// Memory of the GPU for weights, context, intermediates and copies of experts (7GiB or bytes),
+    /// beside --budget, which is the host's; does not change the output [default: what is needed, and
+    /// 1 GiB of experts]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub vram: Option<u64>,
 }
 
 /// What runs a model.
@@ -63,6 +70,13 @@ impl DeviceArgs {
             if self.adapter.is_some() {
                 bail!("--adapter needs --backend wgpu or auto");
             }
+            match self.backend {
+                BackendKind::Auto if self.vram.is_some() => {
+                    note("note: --vram has no effect: no GPU was found");
+                }
+                _ if self.vram.is_some() => bail!("--vram needs --backend wgpu or auto"),
+                _ => {}
+            }
             return Ok(Device::Cpu(model.backend()?));
         }
         if model.activations != Activations::F32 {
@@ -76,6 +90,7 @@ impl DeviceArgs {
         }
         let mut options = WgpuOptions::default();
         options.adapter.clone_from(&self.adapter);
+        options.memory_bytes = self.vram;
         match WgpuBackend::new(&options) {
             Ok(backend) => {
                 note(&format!("device   {}", backend.adapter()));

@@ -8,7 +8,7 @@ use std::io::Write;
 use anyhow::Result;
 use clap::ValueEnum;
 use serde_json::{Value, json};
-use thalweg::{Backend, Engine, MemoryPlan, SamplerOptions, Stats};
+use thalweg::{Backend, DevicePlan, Engine, MemoryPlan, SamplerOptions, Stats};
 
 use crate::ModelArgs;
 
@@ -130,7 +130,7 @@ pub fn print_stats(
                 err,
                 "prefill  {} tokens, {}\n\
                  decode   {} steps, {}\n\
-                 experts  {} hits, {} read ahead, {} misses, hit rate {} ({} with read-ahead), {slots}\n\
+                 experts  {}{} hits, {} read ahead, {} misses, hit rate {} ({} with read-ahead), {slots}\n\
                  reads    {bytes} a token, {reached}, waited {:.1} ms in all\n\
                  memory   {} of {} planned: dense {}, experts {}, sequence {}, intermediates {}, rows {}, \
                  threads {}, reads {}",
@@ -138,6 +138,10 @@ pub fn print_stats(
                 rate(stats.prefill_tokens_per_s()),
                 stats.decode_tokens,
                 rate(stats.decode_tokens_per_s()),
+                match plan.device {
+                    Some(_) => format!("{} held by the device, ", stats.device_hits),
+                    None => String::new(),
+                },
                 stats.hits,
                 stats.guessed_hits,
                 stats.misses,
@@ -154,6 +158,21 @@ pub fn print_stats(
                 mib(plan.overhead_bytes),
                 mib(plan.reader_bytes),
             )?;
+            if let Some(device) = &plan.device {
+                writeln!(
+                    err,
+                    "device   {} planned of {}: dense {}, experts {} ({}), sequence {}, \
+                     intermediates {}, uploads {}",
+                    mib(device.total_bytes()),
+                    or_na(device.budget_bytes, mib),
+                    mib(device.dense_bytes),
+                    mib(device.expert_bytes),
+                    slots_text(&device.slots),
+                    mib(device.state_bytes),
+                    mib(device.workspace_bytes),
+                    mib(device.overhead_bytes),
+                )?;
+            }
             if stats.guesses > 0 {
                 writeln!(
                     err,
@@ -208,6 +227,7 @@ pub fn stats_json(stats: &Stats, plan: &MemoryPlan) -> Value {
         "prefill_tokens_per_s": stats.prefill_tokens_per_s(),
         "decode_tokens": stats.decode_tokens,
         "decode_tokens_per_s": stats.decode_tokens_per_s(),
+        "expert_device_hits": stats.device_hits,
         "expert_hits": stats.hits,
         "expert_guessed_hits": stats.guessed_hits,
         "expert_late_guesses": stats.late_guesses,
@@ -231,21 +251,41 @@ pub fn stats_json(stats: &Stats, plan: &MemoryPlan) -> Value {
         "routing_kl_nats": stats.mean_routing_kl(),
         "guess_recall_of_stored_routers": stats.guess_recall(),
         "router_agreement": stats.router_agreement(),
-        "plan": {
-            "budget_bytes": plan.budget_bytes,
-            "total_bytes": plan.total_bytes(),
-            "dense_bytes": plan.dense_bytes,
-            "arena_bytes": plan.arena_bytes,
-            "reader_bytes": plan.reader_bytes,
-            "transit_slots": plan.transit_slots,
-            "state_bytes": plan.state_bytes,
-            "workspace_bytes": plan.workspace_bytes,
-            "row_cache_bytes": plan.row_cache_bytes,
-            "overhead_bytes": plan.overhead_bytes,
-            "chunk_tokens": plan.chunk_tokens,
-            "n_ctx": plan.n_ctx,
-            "slots": plan.slots,
-        },
+        "plan": plan_json(plan),
+    })
+}
+
+/// The split of the host's memory, and of a device's.
+fn plan_json(plan: &MemoryPlan) -> Value {
+    json!({
+        "budget_bytes": plan.budget_bytes,
+        "total_bytes": plan.total_bytes(),
+        "dense_bytes": plan.dense_bytes,
+        "arena_bytes": plan.arena_bytes,
+        "reader_bytes": plan.reader_bytes,
+        "transit_slots": plan.transit_slots,
+        "state_bytes": plan.state_bytes,
+        "workspace_bytes": plan.workspace_bytes,
+        "row_cache_bytes": plan.row_cache_bytes,
+        "overhead_bytes": plan.overhead_bytes,
+        "chunk_tokens": plan.chunk_tokens,
+        "n_ctx": plan.n_ctx,
+        "slots": plan.slots,
+        "device": plan.device.as_ref().map(device_json),
+    })
+}
+
+/// The split of a device's own memory.
+fn device_json(plan: &DevicePlan) -> Value {
+    json!({
+        "budget_bytes": plan.budget_bytes,
+        "total_bytes": plan.total_bytes(),
+        "dense_bytes": plan.dense_bytes,
+        "state_bytes": plan.state_bytes,
+        "workspace_bytes": plan.workspace_bytes,
+        "overhead_bytes": plan.overhead_bytes,
+        "expert_bytes": plan.expert_bytes,
+        "slots": plan.slots,
     })
 }
 
@@ -269,6 +309,7 @@ impl PerToken {
     pub fn json(&self) -> Value {
         let list = |of: fn(&Stats) -> Value| self.steps.iter().map(of).collect::<Value>();
         json!({
+            "device_hits": list(|s| s.device_hits.into()),
             "hits": list(|s| s.hits.into()),
             "guessed_hits": list(|s| s.guessed_hits.into()),
             "misses": list(|s| s.misses.into()),
@@ -280,7 +321,7 @@ impl PerToken {
 }
 
 /// A figure as text; one that is undefined says so.
-pub fn or_na(value: Option<f64>, text: impl FnOnce(f64) -> String) -> String {
+pub fn or_na<T>(value: Option<T>, text: impl FnOnce(T) -> String) -> String {
     value.map_or_else(|| "n/a".to_owned(), text)
 }
 

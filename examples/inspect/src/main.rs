@@ -1,7 +1,8 @@
-//! Prints what a GGUF file, or a split set of them, holds. Owns: arguments and layout of the
-//! output. Does not own: reading and checking (`thalweg-gguf`). Memory: the header, and with
+//! Prints what a GGUF file, or a split set of them, holds, and which GPUs there are. Owns: arguments
+//! and layout of the output. Does not own: reading and checking (`thalweg-gguf`). Memory: the header, and with
 //! `--json` a second copy of it. Cost: reads headers only, whatever the size of the model.
 
+mod gpu;
 mod json;
 
 use std::collections::BTreeMap;
@@ -25,11 +26,16 @@ Examples:
   inspect model.gguf                           everything, long values shortened
   inspect --no-tensors --full model.gguf       all metadata, whole vocabulary included
   inspect model-00002-of-00003.gguf            a split model, from any of its files
-  inspect --json model.gguf | jq .totals       for programs"
+  inspect --json model.gguf | jq .totals       for programs
+  inspect --gpu                                the GPUs that --backend wgpu can use"
 )]
 struct Args {
     /// The file, or any file of a split model
-    file: PathBuf,
+    #[arg(required_unless_present = "gpu")]
+    file: Option<PathBuf>,
+    /// List the GPUs of this machine instead: what --adapter can name, its limits and features
+    #[arg(long, conflicts_with_all = ["file", "full", "no_metadata", "no_tensors"])]
+    gpu: bool,
     /// Print one JSON object; nothing is shortened
     #[arg(long)]
     json: bool,
@@ -49,16 +55,30 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> anyhow::Result<()> {
-    let model = Gguf::open(&args.file)?;
     let mut out = BufWriter::new(io::stdout().lock());
-    if args.json {
-        serde_json::to_writer_pretty(&mut out, &json::object(&model, args))
-            .map_err(io::Error::from)?;
-        writeln!(out)?;
-    } else {
-        print(&model, args, &mut out)?;
+    match &args.file {
+        Some(file) => {
+            let model = Gguf::open(file)?;
+            match args.json {
+                true => write_json(&mut out, &json::object(&model, args))?,
+                false => print(&model, args, &mut out)?,
+            }
+        }
+        // There is a file unless GPUs are asked for.
+        None => {
+            let adapters = thalweg_wgpu::adapters();
+            match args.json {
+                true => write_json(&mut out, &gpu::object(&adapters))?,
+                false => gpu::print(&adapters, &mut out)?,
+            }
+        }
     }
     Ok(out.flush()?)
+}
+
+fn write_json(out: &mut impl Write, object: &serde_json::Value) -> io::Result<()> {
+    serde_json::to_writer_pretty(&mut *out, object).map_err(io::Error::from)?;
+    writeln!(out)
 }
 
 /// Tensors, elements and bytes of each type.

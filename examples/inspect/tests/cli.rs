@@ -158,3 +158,30 @@ fn a_full_standard_error_is_no_panic() {
     command.arg("no-such.gguf").stderr(full.unwrap());
     assert_eq!(command.output().unwrap().status.code(), Some(1));
 }
+
+#[test]
+fn gpus_are_listed_by_what_an_adapter_can_be_named_by() {
+    let output = run(inspect().args(["--gpu", "--json"]));
+    let found: Json = serde_json::from_slice(&output.stdout).unwrap();
+    let adapters = found["adapters"].as_array().unwrap();
+    if adapters.is_empty() {
+        assert!(std::env::var_os("THALWEG_GPU_REQUIRED").is_none());
+    }
+    let shown = run(inspect().arg("--gpu")).stdout;
+    let shown = text(&shown);
+    for (i, adapter) in adapters.iter().enumerate() {
+        let name = adapter["name"].as_str().unwrap();
+        assert_eq!(adapter["index"], i);
+        assert!(shown.contains(&format!("{i}: {name}\n")), "{shown}");
+        assert!(adapter["max_binding_bytes"].as_u64().unwrap() >= 1 << 20);
+    }
+    assert_eq!(adapters.is_empty(), shown.starts_with("no GPU"));
+}
+
+#[test]
+fn without_a_file_and_with_both_the_program_says_what_it_needs() {
+    for args in [&[][..], &["--gpu", "model.gguf"], &["--gpu", "--full"]] {
+        let output = inspect().args(args).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+    }
+}

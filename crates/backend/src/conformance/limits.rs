@@ -68,6 +68,7 @@ pub fn ids_out_of_range_are_id_errors<B: Backend>(b: &B) {
             expert,
             tokens: &[1, id],
             first_row: 0,
+            retain: Retain::No,
         };
         let result = b.experts(&mut rec, &[job], &shared, &mut out);
         id_error("experts", result, (id.into(), 2));
@@ -430,6 +431,7 @@ pub fn absurd_sizes_are_errors_or_nothing<B: Backend>(b: &B) {
             expert: square_expert(&expert),
             tokens: &tokens,
             first_row: n(),
+            retain: Retain::No,
         };
         try_one(b.experts(rec, &[job], &x, &mut out));
         let shape = MoeShape {

@@ -152,6 +152,109 @@ pub fn experts_in_passes_are_experts_at_once_bit_for_bit<B: Backend>(b: &B) {
     });
 }
 
+/// Copies that a device keeps, in fewer slots than there are experts, with calls that fill, evict
+/// and pass by: the same rows as bytes of the host, to the bit. A backend that keeps none says so.
+pub fn copies_of_experts_are_experts_bit_for_bit<B: Backend>(b: &B) {
+    let mut rig = Rig::new(b);
+    let (n_expert, n_embd, n_ff) = (7, 33, 40);
+    let layers: Vec<Experts> = (0..2)
+        .map(|l| Experts::seeded(n_expert, n_embd, n_ff, 1000 * l))
+        .collect();
+    let x = values(3 * n_embd, 15);
+    let ty = layers[0].0[0][0].1.view().ty();
+    let mat = |n_in, n_out| MatShape { ty, n_in, n_out };
+    let parts = [mat(n_embd, n_ff), mat(n_embd, n_ff), mat(n_ff, n_embd)];
+    for n_slots in [0, 1, 3, n_expert] {
+        let room = ExpertRoom {
+            n_expert,
+            n_slots,
+            parts,
+        };
+        rig.keep_experts(&[room, room]);
+        let mut random = Random(17 + n_slots as u64);
+        for step in 0..60 {
+            let layer = random.below(2);
+            // Distinct experts, each with one to three tokens.
+            let mut ids: Vec<usize> = (0..n_expert).collect();
+            for i in (1..n_expert).rev() {
+                ids.swap(i, random.below(i + 1));
+            }
+            ids.truncate(1 + random.below(n_expert));
+            let tokens: Vec<Vec<u32>> = ids
+                .iter()
+                .map(|_| (0..=random.below(3) as u32).collect())
+                .collect();
+            let n_rows = 3 * ids.len();
+            let all = layers[layer].jobs(&vec![(&[][..], 0); n_expert]);
+            let jobs = ids.iter().zip(&tokens).enumerate();
+            let jobs: Vec<ExpertJob<'_>> = jobs
+                .map(|(i, (id, tokens))| ExpertJob {
+                    tokens,
+                    first_row: 3 * i,
+                    ..all[*id]
+                })
+                .collect();
+            let expected = rig.experts(&jobs, &x, n_rows, n_embd).unwrap();
+            let (held, others): (Vec<_>, Vec<_>) = jobs
+                .iter()
+                .zip(&ids)
+                .partition(|(_, id)| rig.holds(layer, **id as u16));
+            let held: Vec<HeldExpert<'_>> = held
+                .iter()
+                .map(|(job, id)| HeldExpert {
+                    expert: **id as u16,
+                    tokens: job.tokens,
+                    first_row: job.first_row,
+                })
+                .collect();
+            let mut retain = |expert| match random.below(3) {
+                0 => Retain::No,
+                1 => Retain::IfFree { layer, expert },
+                _ => Retain::Always { layer, expert },
+            };
+            let others: Vec<ExpertJob<'_>> = others
+                .iter()
+                .map(|(job, id)| ExpertJob {
+                    retain: retain(**id as u16),
+                    ..**job
+                })
+                .collect();
+            let found = rig.experts_in_tiers(layer, &held, &others, &x, n_rows, n_embd);
+            assert_same_bits(
+                &format!("step {step} with {n_slots} slots"),
+                &found,
+                &expected,
+            );
+            if n_slots > 0 && b.device_memory().is_some() {
+                let kept = others.iter().filter_map(|j| match j.retain {
+                    Retain::Always { expert, .. } => Some(expert),
+                    _ => None,
+                });
+                let kept: Vec<u16> = kept.collect();
+                let n_held = (0..n_expert as u16)
+                    .filter(|e| rig.holds(layer, *e))
+                    .count();
+                assert!(n_held >= kept.len().min(n_slots));
+                if others.len() <= n_slots {
+                    assert!(kept.iter().all(|e| rig.holds(layer, *e)), "{kept:?}");
+                }
+            }
+        }
+        let absent = (0..n_expert as u16).find(|e| !rig.holds(0, *e));
+        if let Some(expert) = absent {
+            let job = HeldExpert {
+                expert,
+                tokens: &[0],
+                first_row: 0,
+            };
+            match rig.held_experts(0, &[job], &x, 1, n_embd) {
+                Err(Error::Id { id, .. }) => assert_eq!(id, u64::from(expert)),
+                result => panic!("an expert that is not held: {result:?}"),
+            }
+        }
+    }
+}
+
 /// Ranks are summed in order, wherever their rows are; no rank at all leaves the shared expert.
 pub fn combine_follows_ranks_in_any_row_order<B: Backend>(b: &B) {
     let mut rig = Rig::new(b);
@@ -305,6 +408,10 @@ struct Experts(Vec<[(Vec<f32>, MatData); 3]>);
 
 impl Experts {
     fn new(n: usize, n_embd: usize, n_ff: usize) -> Self {
+        Self::seeded(n, n_embd, n_ff, 0)
+    }
+
+    fn seeded(n: usize, n_embd: usize, n_ff: usize, seed: u64) -> Self {
         let matrix = |(n_in, n_out, seed)| {
             let w = values(n_in * n_out, seed);
             let data = MatData::from_f32(n_in, n_out, &w).unwrap();
@@ -312,9 +419,9 @@ impl Experts {
         };
         let expert = |e: u64| {
             [
-                (n_embd, n_ff, 100 + e),
-                (n_embd, n_ff, 200 + e),
-                (n_ff, n_embd, 300 + e),
+                (n_embd, n_ff, seed + 100 + e),
+                (n_embd, n_ff, seed + 200 + e),
+                (n_ff, n_embd, seed + 300 + e),
             ]
             .map(matrix)
         };
@@ -338,6 +445,7 @@ impl Experts {
                 expert,
                 tokens,
                 first_row,
+                retain: Retain::No,
             }
         };
         let experts: Vec<&'a [(Vec<f32>, MatData); 3]> = self.0.iter().collect();

@@ -46,9 +46,10 @@ pub use limits::{
     impossible_sizes_are_argument_errors, short_operands_are_shape_errors,
 };
 pub use mixture::{
-    combine_follows_ranks_in_any_row_order, experts_in_passes_are_experts_at_once_bit_for_bit,
-    experts_run_on_their_tokens_alone, experts_that_do_not_fit_are_errors,
-    router_passes_over_what_is_not_finite, router_takes_the_largest_and_the_lower_id,
+    combine_follows_ranks_in_any_row_order, copies_of_experts_are_experts_bit_for_bit,
+    experts_in_passes_are_experts_at_once_bit_for_bit, experts_run_on_their_tokens_alone,
+    experts_that_do_not_fit_are_errors, router_passes_over_what_is_not_finite,
+    router_takes_the_largest_and_the_lower_id,
 };
 pub use sequence::{
     convolution_is_the_same_whatever_the_chunks, convolution_reaches_back_by_dilation,
@@ -103,6 +104,7 @@ macro_rules! conformance {
                 attention_is_the_same_whatever_the_chunks,
                 buffers_start_zeroed_and_keep_what_is_written,
                 combine_follows_ranks_in_any_row_order,
+                copies_of_experts_are_experts_bit_for_bit,
                 convolution_is_the_same_whatever_the_chunks,
                 convolution_reaches_back_by_dilation,
                 delta_rule_follows_the_recurrence,

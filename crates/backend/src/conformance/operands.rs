@@ -137,7 +137,7 @@ pub(super) fn calls<B: Backend>() -> Vec<Call<B>> {
     call!("experts", b, rec, [partial: 6], {
         let expert = MatData::from_f32(2, 2, &[0.5; 4]).unwrap();
         let x = b.alloc(4)?;
-        let job = ExpertJob { expert: square_expert(&expert), tokens: &[1, 0], first_row: 1 };
+        let job = ExpertJob { expert: square_expert(&expert), tokens: &[1, 0], first_row: 1, retain: Retain::No };
         b.experts(rec, &[job], &x, partial)
     });
     let moe = MoeShape {

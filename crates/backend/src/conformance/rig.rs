@@ -307,6 +307,51 @@ impl<'b, B: Backend> Rig<'b, B> {
         Ok(self.down(&partial, n_rows * n_embd))
     }
 
+    /// Makes room for copies of experts.
+    pub(super) fn keep_experts(&mut self, layers: &[ExpertRoom]) {
+        self.b.keep_experts(&mut self.rec, layers).unwrap();
+    }
+
+    /// Whether there is a copy of an expert.
+    pub(super) fn holds(&self, layer: usize, expert: u16) -> bool {
+        self.b.holds(&self.rec, layer, expert)
+    }
+
+    /// Runs copies of experts into a marked output of `n_rows` rows.
+    pub(super) fn held_experts(
+        &mut self,
+        layer: usize,
+        held: &[HeldExpert<'_>],
+        x: &[f32],
+        n_rows: usize,
+        n_embd: usize,
+    ) -> Result<Vec<f32>> {
+        let (x, mut partial) = (self.up(x), self.output(n_rows * n_embd));
+        self.b
+            .held_experts(&mut self.rec, layer, held, &x, &mut partial)?;
+        Ok(self.down(&partial, n_rows * n_embd))
+    }
+
+    /// Runs copies of experts and others into one marked output of `n_rows` rows.
+    pub(super) fn experts_in_tiers(
+        &mut self,
+        layer: usize,
+        held: &[HeldExpert<'_>],
+        others: &[ExpertJob<'_>],
+        x: &[f32],
+        n_rows: usize,
+        n_embd: usize,
+    ) -> Vec<f32> {
+        let (x, mut partial) = (self.up(x), self.output(n_rows * n_embd));
+        self.b
+            .held_experts(&mut self.rec, layer, held, &x, &mut partial)
+            .unwrap();
+        self.b
+            .experts(&mut self.rec, others, &x, &mut partial)
+            .unwrap();
+        self.down(&partial, n_rows * n_embd)
+    }
+
     /// Elements from `kept` on, once those before are seen to be untouched.
     fn tail(&mut self, buffer: &B::Buffer, len: usize, kept: usize) -> Vec<f32> {
         let mut all = self.down(buffer, len);

@@ -3,7 +3,7 @@
 use thalweg_quant::{QuantType, dot_f32};
 
 use super::*;
-use crate::{ExpertView, conformance};
+use crate::{ExpertView, Retain, conformance};
 
 fn cpu(n_threads: usize) -> CpuBackend {
     CpuBackend::new(CpuOptions { n_threads }).unwrap()
@@ -100,6 +100,7 @@ fn experts_give_a_token_the_same_bits_alone_and_among_others_in_both_precisions(
                         expert,
                         tokens,
                         first_row: tokens[0] as usize,
+                        retain: Retain::No,
                     })
                     .collect();
                 cpu.experts(&mut (), &jobs, &x_in, &mut partial).unwrap();

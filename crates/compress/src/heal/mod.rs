@@ -15,7 +15,7 @@ pub mod ridge;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use thalweg_backend::{Backend, ExpertJob, MatData};
+use thalweg_backend::{Backend, ExpertJob, MatData, Retain};
 use thalweg_gguf::{Gguf, TensorInfo, TensorSpec};
 use thalweg_model::{ExpertSpec, RouterOptions, outline};
 use thalweg_quant::{QuantType, encode};
@@ -294,6 +294,7 @@ impl<B: Backend> Layer<'_, B> {
                 expert: self.experts.view([&parts[0], &parts[1], &parts[2]])?,
                 tokens: &tokens,
                 first_row: 0,
+                retain: Retain::No,
             };
             b.experts(&mut rec, &[job], &x, &mut partial)?;
             outputs.resize(picks.len() * n_embd, 0.0);

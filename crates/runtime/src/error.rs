@@ -41,8 +41,8 @@ pub enum Error {
     #[error(
         "{needed_bytes} bytes of device memory are needed, {budget_bytes} are allowed: {dense_bytes} \
          for dense weights, {state_bytes} for a sequence of {n_ctx} tokens, {workspace_bytes} for a \
-         chunk of {chunk_tokens}, {other_bytes} for uploads and experts in passing; copies of \
-         experts come on top"
+         chunk of {chunk_tokens}, {other_bytes} for uploads and experts in passing; allow \
+         more, or lower what was asked for: ctx, chunk"
     )]
     DeviceBudget {
         /// Bytes that are allowed.

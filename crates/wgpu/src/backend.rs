@@ -29,6 +29,9 @@ use crate::{FORMATS, Features, NAME, Tuning};
 /// Bytes of a matrix that are on their way to the device at once.
 const LOAD_BYTES: usize = 32 << 20;
 
+/// Experts in passing take at most one part in so many of a budget.
+const PASSING_SHARE: u64 = 16;
+
 /// The GPU backend. A clone is the same device.
 #[derive(Debug, Clone)]
 pub struct WgpuBackend {
@@ -93,7 +96,14 @@ impl WgpuBackend {
     /// [`Limit`](crate::Error::Limit) or [`Open`](crate::Error::Open) if it cannot be used.
     pub fn new(options: &WgpuOptions) -> crate::Result<Self> {
         let device = Device::open(options)?;
-        let passing_bytes = options.passing_bytes.min(device.limits.binding_bytes);
+        // A small budget shall not be spent on what is used once.
+        let share = options
+            .memory_bytes
+            .map_or(u64::MAX, |all| all / PASSING_SHARE);
+        let passing_bytes = options
+            .passing_bytes
+            .min(share)
+            .min(device.limits.binding_bytes);
         Ok(Self {
             device: Arc::new(device),
             pipelines: Arc::new(Pipelines::new(options.tuning)),

@@ -24,7 +24,8 @@ pub struct WgpuOptions {
     /// Most bytes of device memory for everything together; `None` limits the copies of experts
     /// alone, to [`DEFAULT_EXPERT_BYTES`](Self::DEFAULT_EXPERT_BYTES).
     pub memory_bytes: Option<u64>,
-    /// Most bytes for experts that are uploaded to be used once. At least one must fit.
+    /// Most bytes for experts that are uploaded to be used once, and no more than a sixteenth of
+    /// `memory_bytes`. At least one must fit.
     pub passing_bytes: u64,
     /// What may be used of what the adapter has; results do not depend on clocks.
     pub features: Features,
